@@ -1,0 +1,152 @@
+"""Reading recipes: by name or path, every fault with its file and line."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from glmspark.config.explain import explain
+from glmspark.config.recipe import Recipe
+from glmspark.config.yamltree import MAX_BYTES, Problem, read_yaml
+from glmspark.errors import GlmsparkError
+
+__all__ = ["RecipeError", "check_recipe", "load_recipe", "parse_recipe", "recipe_names", "recipe_path"]
+
+_SUFFIXES = (".yaml", ".yml")
+
+
+class RecipeError(GlmsparkError):
+    """A recipe that is missing or wrong.
+
+    path: its file, or the name asked for. line: counted from 1, None where none can be named.
+    hint: what to do. problems: all that is wrong with the file, the first one being this error's.
+    """
+
+    def __init__(self, path: str, problems: list[Problem]) -> None:
+        first = problems[0]
+        self.path = path
+        self.line = first.line
+        self.hint = first.hint
+        self.problems = tuple(problems)
+        rest = problems[1:]
+        super().__init__(
+            describe(path, first),
+            step="read recipe",
+            seen="\n".join(_with_hint(path, problem) for problem in rest) or None,
+            next=first.hint,
+        )
+
+
+def describe(path: str, problem: Problem) -> str:
+    """A problem in the compiler's way: path:line: message."""
+    place = path if problem.line is None else f"{path}:{problem.line}"
+    return f"{place}: {problem.message}"
+
+
+def _with_hint(path: str, problem: Problem) -> str:
+    return describe(path, problem) + (f" ({problem.hint})" if problem.hint else "")
+
+
+def recipe_names() -> list[str]:
+    """Names of the recipes that come with glmspark, sorted."""
+    return sorted(
+        entry.name.removesuffix(".yaml")
+        for entry in files("glmspark.recipes").iterdir()
+        if entry.name.endswith(".yaml")
+    )
+
+
+def recipe_path(name_or_path: str | os.PathLike[str]) -> Path:
+    """The file of a recipe. What holds a slash, ends in .yaml/.yml or is a Path is a file, else a name.
+
+    Raises RecipeError for an unknown name, with the nearest one and all of them.
+    """
+    text = os.fspath(name_or_path)
+    is_file = not isinstance(name_or_path, str) or "/" in text or text.endswith(_SUFFIXES)
+    if is_file:
+        return Path(text).expanduser()
+    names = recipe_names()
+    if text in names:
+        return Path(str(files("glmspark.recipes") / f"{text}.yaml"))
+    near = difflib.get_close_matches(text, names, n=1, cutoff=0.5)
+    guess = f"did you mean {near[0]}? " if near else ""
+    beside = next((f"./{text}{suffix}" for suffix in (*_SUFFIXES, "") if _is_file(text + suffix)), None)
+    hint = f"{guess}recipes are {', '.join(names)}"
+    if beside:
+        hint += f"; for the file in this directory write {beside}"
+    raise RecipeError(text or "''", [Problem(None, "no recipe of this name", hint)])
+
+
+def load_recipe(name_or_path: str | os.PathLike[str]) -> Recipe:
+    """Read and check a recipe. Raises RecipeError, and nothing else, for anything wrong with it."""
+    path = recipe_path(name_or_path)
+    return parse_recipe(_read(path), str(path))
+
+
+def parse_recipe(raw: bytes, path: str) -> Recipe:
+    """The recipe in a file's bytes; path is only for messages. Raises RecipeError with all problems."""
+    recipe, problems = check_recipe(raw)
+    if recipe is None or problems:
+        raise RecipeError(path, problems)
+    return recipe
+
+
+def check_recipe(raw: bytes) -> tuple[Recipe | None, list[Problem]]:
+    """The recipe in a file's bytes, if it can be built, and everything wrong with it in order of lines."""
+    tree = read_yaml(raw)
+    problems = list(tree.problems)
+    recipe = None
+    if tree.data is not None or not problems:
+        if not isinstance(tree.data, dict):
+            kind = "a list" if isinstance(tree.data, tuple) else "a single value"
+            problems.append(Problem(tree.lines.get(()), f"a recipe is a mapping of keys, this is {kind}"))
+        else:
+            try:
+                recipe = Recipe.model_validate(tree.data)
+            except ValidationError as error:
+                problems.extend(explain(Recipe, tree, error))
+    return recipe, sorted(problems, key=lambda problem: problem.line or 0)
+
+
+def _read(path: Path) -> bytes:
+    shown = str(path)
+    try:
+        if path.is_dir():
+            raise RecipeError(shown, [Problem(None, "this is a directory, not a recipe file")])
+        if not path.is_file():
+            if path.exists():
+                raise RecipeError(shown, [Problem(None, "this is not a regular file")])
+            raise RecipeError(shown, [Problem(None, "no such file", _beside(path))])
+        with path.open("rb") as file:
+            return file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise RecipeError(shown, [Problem(None, f"cannot be read: {reason}")]) from None
+
+
+def _beside(path: Path) -> str | None:
+    near = difflib.get_close_matches(path.name, list(_yaml_files(path.parent)), n=1, cutoff=0.5)
+    return (
+        f"did you mean {path.parent / near[0]}?" if near else "`glmspark recipe list` shows the built-in ones"
+    )
+
+
+def _yaml_files(directory: Path) -> Iterator[str]:
+    try:
+        for entry in directory.iterdir():
+            if entry.name.endswith(_SUFFIXES):
+                yield entry.name
+    except OSError:
+        return
+
+
+def _is_file(name: str) -> bool:
+    try:
+        return bool(name) and Path(name).is_file()
+    except (OSError, ValueError):
+        return False

@@ -1,0 +1,206 @@
+"""A recipe: which model, with which engine settings, and how to tell that it answers rightly.
+
+The classes here are the file format. Reading files and naming lines is `loader`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    field_validator,
+    model_validator,
+)
+
+from glmspark.config.canaries import Canary, Section, at_least
+from glmspark.config.units import parse_size
+
+__all__ = ["Engine", "Layout", "Model", "ModelSource", "Needs", "Patches", "Recipe"]
+
+_NAME = r"^[a-z0-9][a-z0-9._-]{0,62}$"
+
+ENGINE_OWNED_ARGS: Mapping[str, str] = {
+    "host": "`glmspark up --host`",
+    "port": "`glmspark up --port`",
+    "model": "model.source",
+    "served_model_name": "model.served_name",
+    "trust_remote_code": "nothing: remote code is never run",
+    "tensor_parallel_size": "layout.tp",
+    "pipeline_parallel_size": "layout.pp",
+    "kv_cache_memory_bytes": "engine.kv_cache_memory",
+    "gpu_memory_utilization": "engine.kv_cache_memory",
+    "nnodes": "the plan",
+    "node_rank": "the plan",
+    "master_addr": "the plan",
+    "master_port": "the plan",
+    "headless": "the plan",
+    "distributed_executor_backend": "the plan",
+}
+"""vLLM arguments that `engine.args` may not set, and what sets them instead."""
+
+ENGINE_OWNED_ENV: Mapping[str, str] = {
+    "VLLM_HOST_IP": "the plan",
+    "GLOO_SOCKET_IFNAME": "the plan",
+    "NCCL_SOCKET_IFNAME": "the plan",
+    "TP_SOCKET_IFNAME": "the plan",
+    "MASTER_ADDR": "the plan",
+    "MASTER_PORT": "the plan",
+    "VLLM_CPU_OMP_THREADS_BIND": "the plan",
+    "VLLM_CPU_KVCACHE_SPACE": "engine.kv_cache_memory",
+    "VLLM_PP_LAYER_PARTITION": "the plan",
+    "VLLM_PLUGINS": "nothing: the plugin is always loaded",
+}
+"""Environment variables that `engine.env` may not set, and what sets them instead."""
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """Where a checkpoint comes from: package:NAME, path:/dir or hf:org/name@revision."""
+
+    kind: Literal["package", "path", "hf"]
+    name: str
+    revision: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.name}" + (f"@{self.revision}" if self.revision else "")
+
+
+def _parse_source(value: object) -> ModelSource:
+    if isinstance(value, ModelSource):
+        return value
+    forms = "package:NAME, path:/dir or hf:org/name@revision"
+    if not isinstance(value, str):
+        raise ValueError(f"expected {forms}, got {value!r}")
+    kind, colon, rest = value.partition(":")
+    if kind == "package" and re.fullmatch(_NAME.strip("^$"), rest):
+        return ModelSource("package", rest)
+    if kind == "path" and rest.startswith(("/", "~/")) and "\0" not in rest:
+        return ModelSource("path", rest)
+    if kind == "hf":
+        match = re.fullmatch(r"([\w-][\w.-]{0,95}/[\w-][\w.-]{0,95})@([\w][\w./-]{0,254})", rest, re.ASCII)
+        if match and ".." not in rest:
+            return ModelSource("hf", match[1], match[2])
+        if re.fullmatch(r"[\w.-]+/[\w.-]+", rest, re.ASCII):
+            raise ValueError(f"{value!r} names no revision; write hf:{rest}@revision")
+    if colon and kind == "path":
+        raise ValueError(f"{value!r} is not an absolute path; write path:/dir or path:~/dir")
+    raise ValueError(f"expected {forms}, got {value!r}")
+
+
+Size = Annotated[int, BeforeValidator(parse_size)]
+Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
+
+
+def _no_remote_code(value: bool) -> bool:
+    if value:
+        raise ValueError("remote code is never run: the architectures served here are vLLM's own")
+    return value
+
+
+class Model(Section):
+    """What is served."""
+
+    source: Annotated[ModelSource, PlainValidator(_parse_source), PlainSerializer(str)]
+    served_name: Annotated[str, Field(min_length=1, max_length=200, pattern=r"^\S+$")]
+    trust_remote_code: Annotated[bool, AfterValidator(_no_remote_code)] = False
+
+
+class Layout(Section):
+    """How the model is split: tp ranks share every layer, pp stages share out the layers."""
+
+    tp: Annotated[int, Field(ge=1, le=1024)] = 1
+    pp: Annotated[int, Field(ge=1, le=1024)] = 1
+
+
+class Engine(Section):
+    """vLLM's settings. The typed ones are those the plan needs; any other flag goes under `args`."""
+
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    max_model_len: Count
+    max_num_seqs: Count
+    max_num_batched_tokens: Count
+    kv_cache_memory: Size
+    """KV cache of one rank in bytes."""
+    enforce_eager: bool = False
+    reasoning_parser: str | None = None
+    tool_call_parser: str | None = None
+    dense_attention: bool = False
+    """Allow attention to all tokens where the platform lacks sparse attention and the context exceeds the
+    model's index_topk: there the answers are no longer those of the trained model."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Further vLLM arguments by name, e.g. max_logprobs: 5. Mappings and lists are passed as JSON."""
+    env: dict[str, str] = Field(default_factory=dict)
+
+    @field_validator("args")
+    @classmethod
+    def _args(cls, args: dict[str, Any]) -> dict[str, Any]:
+        for name, value in args.items():
+            bare = name.strip().lstrip("-").replace("-", "_")
+            if not re.fullmatch(r"[a-z][a-z0-9_]*", bare):
+                raise ValueError(f"{name!r} is not a vLLM argument name")
+            if bare != name:
+                raise ValueError(f"write {bare}, not {name}")
+            if name in ENGINE_OWNED_ARGS:
+                raise ValueError(f"{name} is set by {ENGINE_OWNED_ARGS[name]}, not under args")
+            if name in cls.model_fields:
+                raise ValueError(f"{name} is a key of engine itself: move it out of args")
+            if value is None:
+                raise ValueError(f"{name} has no value")
+        return args
+
+    @field_validator("env")
+    @classmethod
+    def _env(cls, env: dict[str, str]) -> dict[str, str]:
+        for name, value in env.items():
+            if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+                raise ValueError(f"{name!r} is not an environment variable name")
+            if name in ENGINE_OWNED_ENV:
+                raise ValueError(f"{name} is set by {ENGINE_OWNED_ENV[name]}, not under env")
+            if name.startswith("GLMSPARK_"):
+                raise ValueError(f"{name} is set by the plan, not under env")
+            if "\0" in value:
+                raise ValueError(f"{name} holds a NUL character")
+        return env
+
+    @model_validator(mode="after")
+    def _batch(self) -> Engine:
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) is below max_num_seqs "
+                f"({self.max_num_seqs}): a step must hold one token of every sequence"
+            )
+        return self
+
+
+class Patches(Section):
+    """Patches of the engine plugin that may be skipped when their precondition does not hold."""
+
+    optional: tuple[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")], ...] = ()
+
+
+class Needs(Section):
+    """What a rank is known to take. The plan uses the larger of this and its own sum."""
+
+    memory_per_rank: Size | None = None
+
+
+class Recipe(Section):
+    """A whole recipe file."""
+
+    recipe: Literal[1]
+    name: Annotated[str, Field(pattern=_NAME)]
+    description: str = ""
+    model: Model
+    layout: Layout = Layout()
+    engine: Engine
+    patches: Patches = Patches()
+    needs: Needs = Needs()
+    canaries: Annotated[tuple[Canary, ...], at_least(1)]

@@ -1,0 +1,1 @@
+"""The recipes that come with glmspark, and the checkpoint of glm-tiny."""
