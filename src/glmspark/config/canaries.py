@@ -18,6 +18,7 @@ __all__ = [
     "Exchange",
     "LongAnswerCanary",
     "LongPromptCanary",
+    "RanksCanary",
     "ReasoningCanary",
     "StreamingCanary",
     "Tool",
@@ -72,10 +73,14 @@ class Tool(Section):
 
 
 class _Probe(Section):
+    name: Annotated[str, Field(min_length=1, max_length=100)] | None = None
+    """How reports call this canary; the probe's kind if it has none."""
     max_tokens: Tokens = 64
     thinking: bool = False
     """Whether the chat template opens a reasoning block (`enable_thinking`)."""
     timeout_s: Annotated[int, Field(ge=1, le=3600)] = 120
+    causes: tuple[Text, ...] = ()
+    """Likely causes of a failure beyond those the probe itself names."""
 
 
 class AnswerCanary(_Probe):
@@ -87,26 +92,28 @@ class AnswerCanary(_Probe):
 
 
 class ConcurrentCanary(_Probe):
-    """Several prompts at the same time; every answer must be its own right one."""
+    """All cases at once, each `times` times; every answer must be its own right one."""
 
     probe: Literal["concurrent"]
-    requests: Annotated[tuple[Exchange, ...], at_least(2)]
+    cases: Annotated[tuple[Exchange, ...], at_least(1)]
+    times: Annotated[int, Field(ge=1, le=64)] = 1
 
 
 class LongPromptCanary(_Probe):
-    """A needle in text of about `prompt_tokens` tokens.
+    """A needle in text of about `tokens` tokens.
 
-    The prompt is `filler` repeated up to that length with `needle` at `depth` (0 = start, 1 = end),
-    then `question`.
+    The prompt is `before`, then `filler` repeated up to that length with `needle` at `depth` (0 = first,
+    1 = last), then `question`.
     """
 
     probe: Literal["long_prompt"]
-    prompt_tokens: Tokens
+    tokens: Tokens
+    before: str = ""
     filler: Text
     needle: Text
+    depth: Annotated[float, Field(ge=0, le=1)] = 0.5
     question: Text
     expect: Pattern
-    depth: Annotated[float, Field(ge=0, le=1)] = 0.5
 
 
 class LongAnswerCanary(_Probe):
@@ -115,7 +122,7 @@ class LongAnswerCanary(_Probe):
     probe: Literal["long_answer"]
     prompt: Text
     expect: Pattern
-    min_tokens: Tokens
+    min_tokens: Tokens = 1
     max_tokens: Tokens = 512
 
 
@@ -139,13 +146,21 @@ class ReasoningCanary(_Probe):
 
 
 class ToolCallCanary(_Probe):
-    """One parsed call of `tool` with exactly the arguments `expect_arguments`."""
+    """One parsed call of `tool` with exactly these arguments."""
 
     probe: Literal["tool_call"]
     prompt: Text
     tool: Tool
-    expect_arguments: dict[str, Any]
+    arguments: dict[str, Any]
     max_tokens: Tokens = 128
+
+
+class RanksCanary(Section):
+    """Every rank and its worker alive."""
+
+    probe: Literal["ranks"]
+    name: Annotated[str, Field(min_length=1, max_length=100)] | None = None
+    causes: tuple[Text, ...] = ()
 
 
 Canary = Annotated[
@@ -155,6 +170,7 @@ Canary = Annotated[
     | LongAnswerCanary
     | StreamingCanary
     | ReasoningCanary
-    | ToolCallCanary,
+    | ToolCallCanary
+    | RanksCanary,
     Field(discriminator="probe"),
 ]

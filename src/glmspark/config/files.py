@@ -1,0 +1,90 @@
+"""Files written whole or not at all, and read back with one clear error."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from glmspark.errors import StateError
+
+__all__ = ["make_dir", "read_json", "write_atomic", "write_json"]
+
+
+def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
+    """Replace a file by data: written aside in the same directory, fsynced, renamed, directory fsynced.
+
+    A reader sees the old file or the new one, also after a power cut. On any error the old file stands,
+    nothing is left beside it, and StateError says why (ENOSPC: how much is free). mode is the file's whole
+    mode, whatever the umask.
+    """
+    temporary: str | None = None
+    try:
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fchmod(file.fileno(), mode)
+            os.fsync(file.fileno())
+        Path(temporary).replace(path)
+        temporary = None
+        _sync_dir(path.parent)
+    except OSError as error:
+        raise _state_error(error, "write", path) from error
+    finally:
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                Path(temporary).unlink()
+
+
+def write_json(path: Path, value: Any, *, mode: int = 0o600) -> None:
+    """write_atomic of a value as indented JSON with sorted keys. Only the owner may read it by default."""
+    text = json.dumps(value, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False)
+    write_atomic(path, text.encode() + b"\n", mode=mode)
+
+
+def read_json(path: Path) -> Any:
+    """The value in a JSON file. StateError where it is missing, unreadable or not JSON."""
+    try:
+        return json.loads(path.read_bytes())
+    except OSError as error:
+        raise _state_error(error, "read", path) from error
+    except (ValueError, RecursionError) as error:
+        raise StateError(
+            f"{path} is not valid JSON",
+            step=f"read {path}",
+            seen=str(error)[:200],
+            next="glmspark writes this file whole: if nothing else wrote to it, move it away and try again",
+        ) from error
+
+
+def make_dir(path: Path, *, mode: int = 0o700) -> None:
+    """Create a directory and its parents; fine if it is there. StateError where that is not possible."""
+    try:
+        path.mkdir(mode=mode, parents=True, exist_ok=True)
+    except OSError as error:
+        raise _state_error(error, "create", path) from error
+
+
+def _sync_dir(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _state_error(error: OSError, verb: str, path: Path) -> StateError:
+    reason = error.strerror or str(error)
+    advice = {
+        errno.ENOSPC: f"free some space on the file system of {path.parent}",
+        errno.EDQUOT: f"the disk quota is used up: free some space under {path.parent}",
+        errno.EROFS: "set GLMSPARK_STATE_DIR to a directory that can be written",
+        errno.EACCES: f"check the owner and mode of {path.parent}",
+        errno.EPERM: f"check the owner and mode of {path.parent}",
+    }.get(error.errno or 0)
+    return StateError(f"cannot {verb} {path}: {reason}", step=f"{verb} {path}", seen=reason, next=advice)
