@@ -1,0 +1,90 @@
+"""From a recipe's model.source to a directory on this machine. Nothing is downloaded."""
+
+from __future__ import annotations
+
+import os
+from importlib.resources import files
+from pathlib import Path
+
+from glmspark.config.paths import state_dir
+from glmspark.config.recipe import ModelSource
+from glmspark.models.errors import CheckpointError
+
+__all__ = ["VARIANTS", "locate"]
+
+VARIANTS = (
+    "glm-tiny-reap",
+    "glm-tiny-reap-renumbered",
+    "glm-tiny-reap-nvfp4",
+    "glm-tiny-nvfp4",
+    "glm-tiny-nvfp4-modelopt",
+    "glm-tiny-int4-int8mix",
+    "glm-tiny-flash",
+)
+"""Checkpoints that are made from glm-tiny by a script instead of being shipped."""
+
+
+def locate(source: ModelSource) -> Path:
+    """The directory of a model. Whether a usable checkpoint lies there is `inspect_checkpoint`'s to say.
+
+    package:NAME is looked for in the package's data, then in the state directory's checkpoints/; path:/dir is
+    itself; hf:org/name@revision is looked for in the Hugging Face cache ($HF_HUB_CACHE, $HF_HOME/hub,
+    ~/.cache/huggingface/hub). Raises CheckpointError naming the places looked at.
+    """
+    if source.kind == "path":
+        return Path(source.name).expanduser()
+    return _package(source.name) if source.kind == "package" else _hub(source)
+
+
+def _package(name: str) -> Path:
+    shipped = Path(str(files("glmspark.recipes"))) / "checkpoints" / name
+    made = state_dir() / "checkpoints" / name
+    for directory in (shipped, made):
+        if directory.is_dir():
+            return directory
+    if name in VARIANTS:
+        raise CheckpointError(
+            f"the checkpoint {name} has not been made yet",
+            step="find the model",
+            seen=f"not in {made}",
+            next=f"python -m tools.glm_tiny.variants {name}",
+        )
+    raise CheckpointError(
+        f"no checkpoint {name} comes with glmspark",
+        step="find the model",
+        seen=f"not in {shipped.parent}, not in {made.parent}",
+        next="check model.source in the recipe",
+    )
+
+
+def _hub(source: ModelSource) -> Path:
+    cache = _hub_cache()
+    repository = cache / f"models--{source.name.replace('/', '--')}"
+    revision = str(source.revision)
+    for name in (revision, _resolve(repository / "refs" / revision)):
+        if name and (repository / "snapshots" / name).is_dir():
+            return repository / "snapshots" / name
+    raise CheckpointError(
+        f"{source.name} at revision {revision} is not on this machine",
+        step="find the model",
+        seen=f"not in {repository}",
+        next=f"hf download {source.name} --revision {revision}",
+    )
+
+
+def _hub_cache() -> Path:
+    if cache := os.environ.get("HF_HUB_CACHE"):
+        return Path(cache).expanduser()
+    if home := os.environ.get("HF_HOME"):
+        return Path(home).expanduser() / "hub"
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "huggingface" / "hub"
+
+
+def _resolve(ref: Path) -> str | None:
+    """The commit a branch or tag name stood for when it was downloaded."""
+    try:
+        commit = ref.read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return None
+    return commit if commit and commit.isalnum() else None
