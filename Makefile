@@ -1,0 +1,50 @@
+# The whole set-up: `make serve` or `make test` on a machine with Python 3.11+ makes .venv and goes on.
+#   PYTHON=python3.12   the Python to make the environment with (default: python3, or a newer one found on PATH)
+#   GLMSPARK_VENV=DIR   where the environment lies (default: .venv)
+#   ARGS="--tp 1"       further arguments of `glmspark up` or pytest
+
+ifeq ($(origin PYTHON),undefined)
+  PYTHON := python3
+else
+  EXACT := --exact-python
+endif
+VENV := $(or $(GLMSPARK_VENV),.venv)
+BIN := $(VENV)/bin
+TESTS := $(wildcard tests/unit tests/engine tests/lab)
+
+.PHONY: help serve test unit lint bootstrap clean
+.DEFAULT_GOAL := help
+
+help: ## say what there is
+	@echo "make serve   set everything up, serve glm-tiny on this machine, print the endpoint"
+	@echo "make test    set everything up, run every check and test"
+	@echo "make unit    the unit tests alone (under a minute)"
+	@echo "make lint    ruff, mypy and the import contract alone"
+	@echo "make clean   stop what is served from here and remove .venv and caches"
+	@echo "Settings: PYTHON=python3.12  GLMSPARK_VENV=DIR  ARGS=\"...\"  (see the head of the Makefile)"
+
+bootstrap:
+	@command -v $(PYTHON) >/dev/null || { \
+	  echo "error: $(PYTHON) is not on this machine; glmspark needs Python 3.11 or newer." >&2; \
+	  echo "  next:  on Debian and Ubuntu: tools/debian-packages.sh --install" >&2; exit 1; }
+	@$(PYTHON) tools/bootstrap.py $(EXACT)
+
+serve: bootstrap
+	@$(BIN)/glmspark up $(ARGS)
+
+lint: bootstrap
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+test: lint
+	@$(BIN)/python -m pytest $(TESTS) $(ARGS)
+
+unit: bootstrap
+	@$(BIN)/python -m pytest tests/unit $(ARGS)
+
+clean:
+	@if [ -x $(BIN)/glmspark ]; then $(BIN)/glmspark down; fi
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find src tests tools -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,201 @@
+"""The environment's folder: whose it is, one set-up at a time, made anew when it is beyond mending."""
+
+import fcntl
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tools.environment.pip import SetUpError
+
+# Lies in an environment that this program made, from before the first other file: what bears it may be
+# emptied.
+OURS = "glmspark-made-this"
+# What the whole installation takes (measured: 2.3 GiB on x86_64), and what pip unpacks on the way.
+NEEDED_BYTES = 4 * 2**30
+
+
+def python_of(venv: Path) -> Path:
+    """The environment's interpreter."""
+    return venv / "bin" / "python"
+
+
+def version_of(python: Path) -> str | None:
+    """major.minor of an interpreter, or None when it does not start."""
+    command = [str(python), "-I", "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def configured_version(venv: Path) -> str | None:
+    """major.minor of the Python that the environment was made with, from pyvenv.cfg."""
+    try:
+        lines = (venv / "pyvenv.cfg").read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        key, _, value = line.partition("=")
+        if key.strip() in {"version", "version_info"}:
+            return ".".join(value.strip().split(".")[:2])
+    return None
+
+
+def site_packages(venv: Path) -> Path:
+    """Where the environment's packages lie."""
+    return venv / "lib" / f"python{configured_version(venv)}" / "site-packages"
+
+
+def whose(venv: Path) -> str:
+    """`free` (nothing there), `ours` (we made it), `theirs` (somebody's environment) or `other` (not one).
+
+    Only what is ours is ever emptied.
+    """
+    if not venv.exists():
+        return "free"
+    if not venv.is_dir():
+        return "other"
+    if (venv / OURS).is_file():
+        return "ours"
+    if (venv / "pyvenv.cfg").is_file():
+        return "theirs"
+    return "other" if any(venv.iterdir()) else "free"
+
+
+def state(venv: Path, chosen: str | None) -> str | None:
+    """What is wrong with the environment itself; None when its Python and its pip start.
+
+    Args:
+        venv: its folder.
+        chosen: major.minor that it must have, or None for any that is new enough.
+    """
+    made_with, runs = configured_version(venv), version_of(python_of(venv))
+    if made_with is None:
+        return "its pyvenv.cfg is missing"
+    if runs is None:
+        return "its Python does not start"
+    if runs != made_with:
+        return f"it was made with Python {made_with}, and that is now {runs}"
+    if tuple(map(int, runs.split("."))) < (3, 11):
+        return f"it has Python {runs}, and glmspark needs 3.11 or newer"
+    if chosen and runs != chosen:
+        return f"it has Python {runs}, and {chosen} was asked for"
+    try:
+        pip = [str(python_of(venv)), "-I", "-m", "pip", "--version"]
+        done = subprocess.run(pip, capture_output=True, text=True, timeout=120, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return "its pip does not start"
+    return None if done.returncode == 0 else "its pip does not start"
+
+
+def check_machine(venv: Path, *, packages_there: bool) -> None:
+    """Refuse what cannot work before anything is written.
+
+    Raises:
+        SetUpError: not Linux, no way to make an environment, or no room for it.
+    """
+    if not sys.platform.startswith("linux"):
+        raise SetUpError(
+            f"the CPU engine runs on Linux, and this is {sys.platform}",
+            where="before anything was written",
+            next="use a Linux machine or container; to drive a cluster, `pip install glmspark` is enough",
+        )
+    if not packages_there:
+        above = next(p for p in (venv, *venv.parents) if p.is_dir())
+        free = shutil.disk_usage(above).free
+        if free < NEEDED_BYTES:
+            raise SetUpError(
+                f"{free / 2**30:.1f} GiB are free, and the environment takes {NEEDED_BYTES / 2**30:.0f} GiB",
+                where=f"the disk of {above}",
+                next="free some space, or name a place with more: GLMSPARK_VENV=/big/disk/venv make serve",
+            )
+
+
+def check_modules(find: Callable[[str], object] = importlib.util.find_spec) -> None:
+    """Refuse a Python without `venv` or `ensurepip`, as Debian and Ubuntu ship it.
+
+    Raises:
+        SetUpError: it names the package to install.
+    """
+    for module in ("venv", "ensurepip"):
+        if find(module) is None:
+            version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+            raise SetUpError(
+                f"this Python ({sys.executable}) cannot make an environment: it lacks the module `{module}`",
+                where="before anything was written",
+                next=f"on Debian and Ubuntu: apt-get install python{version}-venv "
+                "(all that is needed: tools/debian-packages.sh --install)",
+            )
+
+
+def empty(venv: Path) -> None:
+    """Remove all that lies in an environment that is ours; the mark goes last, the folder stays."""
+    for path in sorted(venv.iterdir(), key=lambda p: p.name == OURS):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def mark(venv: Path) -> None:
+    """Make the folder and say in it that it is ours."""
+    venv.mkdir(parents=True, exist_ok=True)
+    (venv / OURS).write_text(
+        "Made by tools/bootstrap.py; it may be removed at any time, and is then made anew.\n"
+    )
+
+
+@contextmanager
+def locked(venv: Path, say: Callable[[str], None], every: float = 5.0) -> Iterator[int]:
+    """Hold the environment alone. The lock is on the folder itself and goes with its holder, however it ends.
+
+    Yields:
+        The lock's file descriptor. pip gets it too, so that a pip whose parent was killed is waited for.
+
+    Raises:
+        SetUpError: the folder cannot be made, or another takes its place again and again.
+    """
+    for _ in range(10):
+        try:
+            venv.mkdir(parents=True, exist_ok=True)
+            lock = os.open(venv, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as error:
+            raise SetUpError(
+                f"the folder cannot be made: {error.strerror}",
+                where=str(venv),
+                next="name another place: GLMSPARK_VENV=/some/venv make serve",
+            ) from error
+        try:
+            _wait_for(lock, venv, say, every)
+            try:
+                here = os.stat(venv).st_ino == os.fstat(lock).st_ino  # noqa: PTH116 (beside its twin)
+            except FileNotFoundError:
+                here = False
+            if here:
+                yield lock
+                return
+        finally:
+            os.close(lock)
+    raise SetUpError("the folder is removed again and again", where=str(venv), next="see what removes it")
+
+
+def _wait_for(lock: int, venv: Path, say: Callable[[str], None], every: float) -> None:
+    start, told = time.monotonic(), -every
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            waited = time.monotonic() - start
+            if waited - told >= every:
+                say(f"another set-up is at work in {venv}; waiting for it ({waited:.0f} s)")
+                told = waited
+            time.sleep(0.1)
+        else:
+            return
