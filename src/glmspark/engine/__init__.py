@@ -1,0 +1,1 @@
+"""What runs inside vLLM: the plugin, its patches and the server entry. Imports nothing else of glmspark."""

