@@ -1,0 +1,68 @@
+"""What a rank holds, in bytes: weights, KV cache and the process itself."""
+
+from __future__ import annotations
+
+from glmspark.models.checkpoint import Checkpoint, Stored
+from glmspark.plan.split import Place, padded_vocab
+
+__all__ = ["BLOCK_TOKENS", "ELEMENT_BYTES", "kv_bytes_per_token", "weight_bytes"]
+
+BLOCK_TOKENS = 16
+"""Tokens of a KV cache block on the CPU: its MLA kernel takes no other size (vllm/platforms/cpu.py)."""
+
+ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+_FLOATS = {"F64", "F32", "F16", "BF16"}
+
+
+def weight_bytes(
+    checkpoint: Checkpoint, place: Place, *, tp: int, element: int, indexer: bool, mtp: bool
+) -> int:
+    """Weights of one rank after loading, in bytes.
+
+    element: bytes of one element in the engine's dtype, to which unquantized weights are converted; quantized
+    ones stay as stored. indexer, mtp: whether those are loaded. Split weights count 1/tp, the others (norms,
+    router, MLA down-projections, indexer) whole.
+    """
+    start, end = place.layers
+    total = 0
+    for tensor in checkpoint.tensors:
+        spec = tensor.spec
+        if spec is None or (spec.kind == "indexer" and not indexer):
+            continue
+        if spec.layer is None:
+            if not _on_stage(spec.kind, place, tied=checkpoint.architecture.tied_embeddings, mtp=mtp):
+                continue
+        elif spec.layer.mtp:
+            if not (mtp and place.last_stage):
+                continue
+        elif not start <= spec.layer.index < end:
+            continue
+        size = _loaded_bytes(tensor, element)
+        if spec.kind in ("embedding", "lm_head"):
+            vocab = checkpoint.architecture.vocab_size
+            size = size * padded_vocab(vocab) // vocab
+        total += size // tp if spec.tp else size
+    return total
+
+
+def _on_stage(kind: str, place: Place, *, tied: bool, mtp: bool) -> bool:
+    """Whether a weight outside the layers lies on this stage. The drafter needs the embedding, too."""
+    if kind == "embedding":
+        return place.first_stage or (place.last_stage and (tied or mtp))
+    return place.last_stage
+
+
+def _loaded_bytes(tensor: Stored, element: int) -> int:
+    if tensor.info.dtype not in _FLOATS:
+        return tensor.info.nbytes
+    return tensor.info.elements * element
+
+
+def kv_bytes_per_token(checkpoint: Checkpoint, place: Place, *, element: int) -> int:
+    """KV cache of one token on one rank in bytes: MLA's latent and rotary key for each of the stage's layers.
+
+    Every tensor-parallel rank holds it whole. Dense attention, so no indexer keys.
+    """
+    start, end = place.layers
+    return (end - start) * checkpoint.architecture.kv_latent * element

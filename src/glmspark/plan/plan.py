@@ -1,0 +1,113 @@
+"""A plan: everything that is decided about a deployment before anything is started. Plain data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from glmspark.plan.errors import PlanError
+from glmspark.plan.flags import FlagValue, flag_words
+
+__all__ = ["Endpoint", "Limits", "Memory", "Plan", "Rank"]
+
+
+class _Data(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Memory(_Data):
+    """What one rank takes, in bytes. process: interpreter, libraries, buffers, and the API server and engine
+    core on rank 0. needed: the sum, or what the recipe says a rank needs if that is more."""
+
+    weights: int
+    kv_cache: int
+    process: int
+    needed: int
+
+
+class Rank(_Data):
+    """One vLLM worker process. host: the node it runs on. layers: [start, end) of the trunk. cpus: the cores
+    its OpenMP threads are bound to. kv_tokens: tokens its KV cache holds."""
+
+    rank: int
+    tp_rank: int
+    pp_rank: int
+    host: str
+    layers: tuple[int, int]
+    cpus: tuple[int, ...]
+    memory: Memory
+    kv_tokens: int
+
+    @property
+    def omp_bind(self) -> str:
+        """The cores as VLLM_CPU_OMP_THREADS_BIND takes them, e.g. "0,2-5"."""
+        runs: list[list[int]] = []
+        for cpu in self.cpus:
+            if runs and cpu == runs[-1][1] + 1:
+                runs[-1][1] = cpu
+            else:
+                runs.append([cpu, cpu])
+        return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+class Endpoint(_Data):
+    """Where the OpenAI-compatible API listens."""
+
+    host: str
+    port: int
+
+
+class Limits(_Data):
+    """How long each phase may take, in seconds. join: until all ranks have found each other. start: from the
+    first process to an API that answers. stop: from the request to stop until the processes are gone."""
+
+    join: int
+    start: int
+    stop: int
+
+
+class Plan(_Data):
+    """A recipe on this machine. flags and env are the same for every rank; kv_tokens is the smallest rank's.
+    warnings: what works but will disappoint."""
+
+    recipe: str
+    model_dir: str
+    served_name: str
+    tp: int
+    pp: int
+    ranks: tuple[Rank, ...]
+    endpoint: Endpoint
+    limits: Limits
+    kv_tokens: int
+    flags: dict[str, FlagValue]
+    env: dict[str, str]
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def world(self) -> int:
+        """Number of ranks."""
+        return self.tp * self.pp
+
+    def flag_words(self) -> tuple[str, ...]:
+        """The flags as argv words, to follow the model directory."""
+        return flag_words(self.flags)
+
+    def to_json(self) -> dict[str, Any]:
+        """Data for a JSON record; `from_json` reads it back."""
+        return self.model_dump(mode="json")
+
+    @classmethod
+    def from_json(cls, data: object) -> Plan:
+        """The plan in a record's data. Raises PlanError where it is not one."""
+        try:
+            return cls.model_validate(data)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            place = ".".join(map(str, first["loc"]))
+            raise PlanError(
+                "the record holds no plan that this version reads",
+                step="read the plan",
+                seen=f"{place}: {first['msg']}",
+                next="stop the deployment with the glmspark that started it, or `glmspark down`",
+            ) from None
