@@ -5,6 +5,7 @@ from glmspark.config.loader import (
     check_recipe,
     load_recipe,
     parse_recipe,
+    read_recipe,
     recipe_names,
     recipe_path,
 )
@@ -17,6 +18,7 @@ __all__ = [
     "check_recipe",
     "load_recipe",
     "parse_recipe",
+    "read_recipe",
     "recipe_names",
     "recipe_path",
     "state_dir",

@@ -15,7 +15,15 @@ from glmspark.config.recipe import Recipe
 from glmspark.config.yamltree import MAX_BYTES, Problem, read_yaml
 from glmspark.errors import GlmsparkError
 
-__all__ = ["RecipeError", "check_recipe", "load_recipe", "parse_recipe", "recipe_names", "recipe_path"]
+__all__ = [
+    "RecipeError",
+    "check_recipe",
+    "load_recipe",
+    "parse_recipe",
+    "read_recipe",
+    "recipe_names",
+    "recipe_path",
+]
 
 _SUFFIXES = (".yaml", ".yml")
 
@@ -86,6 +94,11 @@ def load_recipe(name_or_path: str | os.PathLike[str]) -> Recipe:
     """Read and check a recipe. Raises RecipeError, and nothing else, for anything wrong with it."""
     path = recipe_path(name_or_path)
     return parse_recipe(_read(path), str(path))
+
+
+def read_recipe(name_or_path: str | os.PathLike[str]) -> bytes:
+    """The bytes of a recipe's file, unchecked. Raises RecipeError where there is no such file to read."""
+    return _read(recipe_path(name_or_path))
 
 
 def parse_recipe(raw: bytes, path: str) -> Recipe:

@@ -17,18 +17,20 @@ class _Data(BaseModel):
 
 
 class Memory(_Data):
-    """What one rank takes, in bytes. process: interpreter, libraries, buffers, and the API server and engine
-    core on rank 0. needed: the sum, or what the recipe says a rank needs if that is more."""
+    """What one rank takes, in bytes. scratch: attention scores of the longest prompt. process: interpreters,
+    libraries and buffers, on rank 0 with the API and the engine core. needed: the sum, or what the recipe
+    says a rank needs if that is more."""
 
     weights: int
     kv_cache: int
+    scratch: int
     process: int
     needed: int
 
 
 class Rank(_Data):
     """One vLLM worker process. host: the node it runs on. layers: [start, end) of the trunk. cpus: the cores
-    its OpenMP threads are bound to. kv_tokens: tokens its KV cache holds."""
+    its OpenMP threads are bound to."""
 
     rank: int
     tp_rank: int
@@ -37,7 +39,6 @@ class Rank(_Data):
     layers: tuple[int, int]
     cpus: tuple[int, ...]
     memory: Memory
-    kv_tokens: int
 
     @property
     def omp_bind(self) -> str:
@@ -68,8 +69,8 @@ class Limits(_Data):
 
 
 class Plan(_Data):
-    """A recipe on this machine. flags and env are the same for every rank; kv_tokens is the smallest rank's.
-    warnings: what works but will disappoint."""
+    """A recipe on this machine. flags and env are the same for every rank. kv_tokens: tokens
+    that the KV cache holds. warnings: what works but will disappoint."""
 
     recipe: str
     model_dir: str

@@ -1,0 +1,139 @@
+"""`glmspark recipe`: list, show and check recipes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    name="recipe",
+    no_args_is_help=True,
+    help="List, show and check recipes.\n\n"
+    "Example: [bold]glmspark recipe show glm-tiny > mine.yaml; glmspark recipe lint mine.yaml[/bold]",
+    rich_markup_mode="rich",
+)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+
+def complete_recipe(incomplete: str) -> list[str]:
+    """Names for tab completion; the shell adds files itself."""
+    from glmspark.config import recipe_names
+
+    return [name for name in recipe_names() if name.startswith(incomplete)]
+
+
+@app.command("list")
+def list_(as_json: AsJson = False) -> None:
+    """List the recipes that come with glmspark.
+
+    Example: [bold]glmspark recipe list[/bold]
+    """
+    from glmspark.config import load_recipe, recipe_names
+
+    recipes = [load_recipe(name) for name in recipe_names()]
+    if as_json:
+        _print_json(
+            [
+                {
+                    "name": recipe.name,
+                    "description": recipe.description,
+                    "model": str(recipe.model.source),
+                    "tp": recipe.layout.tp,
+                    "pp": recipe.layout.pp,
+                    "max_model_len": recipe.engine.max_model_len,
+                }
+                for recipe in recipes
+            ]
+        )
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for title, justify in (("recipe", "left"), ("layout", "left"), ("context", "right"), ("what", "left")):
+        table.add_column(title, justify="right" if justify == "right" else "left", overflow="fold")
+    for recipe in recipes:
+        layout = f"TP{recipe.layout.tp}" + (f" PP{recipe.layout.pp}" if recipe.layout.pp > 1 else "")
+        table.add_row(recipe.name, layout, f"{recipe.engine.max_model_len:,}", recipe.description)
+    Console().print(table)
+
+
+@app.command()
+def show(
+    recipe: Annotated[str, typer.Argument(help="Name or file.", autocompletion=complete_recipe)],
+    as_json: AsJson = False,
+) -> None:
+    """Print a recipe: the file as it is, or with --json all its values, defaults included.
+
+    Example: [bold]glmspark recipe show glm-tiny > mine.yaml[/bold]
+    """
+    from glmspark.config import load_recipe, read_recipe
+
+    loaded = load_recipe(recipe)
+    if as_json:
+        _print_json(loaded.model_dump(mode="json"))
+        return
+    text = read_recipe(recipe).decode("utf-8-sig")
+    if not sys.stdout.isatty():
+        sys.stdout.write(text)
+        return
+    from rich.console import Console
+    from rich.syntax import Syntax
+
+    Console().print(Syntax(text, "yaml", background_color="default"))
+
+
+@app.command()
+def lint(
+    recipes: Annotated[list[str], typer.Argument(help="Names or files.", autocompletion=complete_recipe)],
+    as_json: AsJson = False,
+) -> None:
+    """Check recipes and name everything that is wrong, by file and line. Exit code 1 if anything is.
+
+    Example: [bold]glmspark recipe lint mine.yaml[/bold]
+    """
+    from glmspark.config import RecipeError, read_recipe
+    from glmspark.config.loader import describe
+    from glmspark.plan.lint import Lint, lint_recipe
+
+    results: list[tuple[str, Lint]] = []
+    for recipe in recipes:
+        try:
+            results.append((recipe, lint_recipe(read_recipe(recipe))))
+        except RecipeError as error:
+            results.append((error.path, Lint(None, error.problems, ())))
+    if as_json:
+        _print_json(
+            [
+                {
+                    "recipe": path,
+                    "ok": result.ok,
+                    "problems": [
+                        {"line": problem.line, "message": problem.message, "hint": problem.hint}
+                        for problem in result.problems
+                    ],
+                    "notes": list(result.notes),
+                }
+                for path, result in results
+            ]
+        )
+    else:
+        for path, result in results:
+            for problem in result.problems:
+                print(describe(path, problem))
+                if problem.hint:
+                    print(f"    {problem.hint}")
+            for note in result.notes:
+                print(f"{path}: note: {note}")
+            if result.ok:
+                print(f"{path}: ok")
+    if not all(result.ok for _, result in results):
+        raise typer.Exit(1)
+
+
+def _print_json(value: object) -> None:
+    print(json.dumps(value, indent=2, ensure_ascii=False))
