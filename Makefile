@@ -36,7 +36,7 @@ lint: bootstrap
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@$(BIN)/lint-imports
+	@$(BIN)/lint-imports --no-logo
 
 test: lint
 	@$(BIN)/python -m pytest $(TESTS) $(ARGS)

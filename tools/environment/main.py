@@ -31,7 +31,7 @@ from tools.environment.pip import (
 )
 from tools.environment.running import Screen
 from tools.environment.running import run as run_command
-from tools.environment.wanted import Stamp, Wanted, load_stamp, read, save_stamp, why_not_ready
+from tools.environment.wanted import Stamp, Wanted, drop_stamp, load_stamp, read, save_stamp, why_not_ready
 
 ROOT = Path(__file__).resolve().parents[2]
 LOG = "bootstrap.log"
@@ -63,9 +63,10 @@ class SetUp:
         """Why there is work to do; None when the environment stands. Costs one start of its Python."""
         version = place.version_of(self.python)
         if version is None:
-            return (
-                "its Python does not start" if self.python.is_symlink() else "not set up yet, or interrupted"
-            )
+            broken = self.python.is_symlink()
+            return "its Python does not start" if broken else "not set up yet, or interrupted"
+        if place.moved_from(self.venv):
+            return f"it was moved here from {place.moved_from(self.venv)}"
         if self.chosen and version != self.chosen:
             return f"it has Python {version}, and {self.chosen} was asked for"
         present = {info.name for info in audit.infos(place.site_packages(self.venv))}
@@ -85,7 +86,9 @@ class SetUp:
             if why is None:
                 return
             start = time.monotonic()
-            self.screen.say(f"setting up {self.venv} ({why})")
+            self.screen.say(f"setting up {self.venv}: {why}")
+            # From here on it is not whole; should this be killed, the next run must not believe an old stamp.
+            drop_stamp(self.venv)
             self.make_venv()
             self.mend()
             index = self.find_torch()
@@ -106,6 +109,10 @@ class SetUp:
                 next="remove it, or name another place: GLMSPARK_VENV=/some/venv make serve",
             )
         wrong = None if owner == "free" else place.state(self.venv, self.chosen)
+        if owner == "theirs" and wrong == place.NO_PIP:
+            # Other tools make environments without pip; adding it harms nothing.
+            self._try([str(self.python), "-I", "-m", "ensurepip", "--default-pip"], "adding pip")
+            wrong = place.state(self.venv, self.chosen)
         if wrong is None and owner != "free":
             return
         if owner == "theirs":
@@ -116,7 +123,7 @@ class SetUp:
             )
         place.check_modules()
         if owner == "ours":
-            if wrong != "its pyvenv.cfg is missing":
+            if (self.venv / "pyvenv.cfg").exists():
                 self.screen.say(f"making the environment anew: {wrong}")
             place.empty(self.venv)
         place.mark(self.venv)
@@ -202,11 +209,9 @@ class SetUp:
                 next=_remake(self.venv),
             )
         failures: dict[str, str] = json.loads(_last(output))["failures"]
-        for package, why in failures.items():
-            self.screen.say(
-                f"taking out {package}, which text models do not need and which breaks here: {why[:120]}"
-            )
         if failures:
+            names = ", ".join(failures)
+            self.screen.say(f"taking out {names}: made for another torch, and not needed for text")
             self._run(uninstall(self.python, list(failures)), "taking out what breaks")
         return failures
 
@@ -240,14 +245,16 @@ class SetUp:
     ) -> tuple[int, str]:
         temporary = self.venv / TEMPORARY
         temporary.mkdir(exist_ok=True)
-        # pip unpacks in here, so that what a killed one leaves is found and removed.
+        # pip unpacks in here, so that what a killed one leaves is found and removed. A person's settings that
+        # send packages elsewhere do not hold here; their indexes, proxies and certificates do.
         environment = {
             **os.environ,
             "TMPDIR": str(temporary),
-            "PYTHONNOUSERSITE": "1",
+            "PIP_USER": "0",
             "VLLM_NO_USAGE_STATS": "1",
         }
-        environment.pop("PYTHONPATH", None)
+        for variable in ("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT"):
+            environment.pop(variable, None)
         return run_command(
             command,
             log=self.log,
@@ -310,7 +317,9 @@ def run(arguments: list[str]) -> int:
     except OSError as error:
         what = "the disk is full" if error.errno == errno.ENOSPC else f"{error.strerror or error}"
         print(
-            SetUpError(what, where=str(error.filename or venv), next="then run the same command again"),
+            SetUpError(
+                what, where=str(error.filename or venv), next="mend that, then run the same command again"
+            ),
             file=sys.stderr,
         )
         return 1

