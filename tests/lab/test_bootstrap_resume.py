@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from tools.environment import audit, wanted
 from tools.environment import venv as place
 

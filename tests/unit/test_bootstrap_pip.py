@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tools.environment import pip
 from tools.environment.pip import Progress, SetUpError, explain, no_torch
 

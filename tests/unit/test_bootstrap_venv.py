@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tools import bootstrap
 from tools.environment import libraries, wanted
 from tools.environment import venv as place
