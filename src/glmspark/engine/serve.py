@@ -101,10 +101,10 @@ def _serve(args: argparse.Namespace) -> None:
 
 
 def _follow(args: argparse.Namespace) -> None:
-    from vllm.entrypoints.cli.serve import run_headless
+    from glmspark.engine.follower import follow
 
     args.api_server_count = 0
-    run_headless(args)
+    follow(args)
 
 
 def fail(message: str, code: int) -> NoReturn:

@@ -54,7 +54,7 @@ def precondition(code: Code) -> Finding:
 def choose_worker(vllm_config: Any) -> None:
     """Where PP is asked for and no worker class was named, name ours: --worker-cls stays the user's."""
     parallel = vllm_config.parallel_config
-    if parallel.pipeline_parallel_size > 1 and parallel.worker_cls in {"auto", UPSTREAM_WORKER}:
+    if parallel.pipeline_parallel_size > 1 and parallel.worker_cls == "auto":
         parallel.worker_cls = WORKER_CLASS
 
 
