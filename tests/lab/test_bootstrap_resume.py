@@ -102,8 +102,8 @@ def start(world: Path, **variables: str) -> subprocess.Popen[str]:
     """Start the set-up of the small checkout in a process group of its own."""
     code = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
-        "from pathlib import Path; from tools.environment import libraries, main\n"
-        f"main.ROOT = Path({str(world / 'checkout')!r}); libraries.NEEDED = {{}}\n"
+        "from pathlib import Path; from tools.environment import machine, main\n"
+        f"main.ROOT = Path({str(world / 'checkout')!r}); machine.LIBRARIES = {{}}\n"
         "sys.exit(main.run([]))\n"
     )
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}

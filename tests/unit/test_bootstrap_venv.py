@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tools import bootstrap
-from tools.environment import libraries, wanted
+from tools.environment import machine, wanted
 from tools.environment import venv as place
 from tools.environment.pip import SetUpError
 from tools.environment.wanted import Stamp, Wanted, why_not_ready
@@ -146,30 +146,30 @@ class TestWhose:
 
 
 class TestRefusals:
-    def test_no_ensurepip_names_the_debian_package(self) -> None:
-        with pytest.raises(SetUpError, match="lacks the module `ensurepip`") as error:
-            place.check_modules(lambda name: None if name == "ensurepip" else object())
-        assert f"apt-get install python3.{sys.version_info[1]}-venv" in error.value.next
+    def test_all_that_is_missing_is_told_at_once(self) -> None:
+        with pytest.raises(SetUpError, match="lacks its module ensurepip") as error:
+            machine.check(make=True, finds=lambda name: name != "ensurepip", loads=lambda name: False)
+        assert "the engine's library libnuma.so.1 is missing" in error.value.what
+        assert f"apt-get install python3.{sys.version_info[1]}-venv libnuma1" in error.value.next
+
+    def test_an_environment_that_stands_needs_no_ensurepip(self) -> None:
+        machine.check(make=False, finds=lambda name: False, loads=lambda name: True)
+        with pytest.raises(SetUpError, match=r"libnuma\.so\.1") as error:
+            machine.check(make=False, finds=lambda name: False, loads=lambda name: False)
+        assert "venv" not in error.value.next
 
     def test_no_room(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         usage = shutil.disk_usage(tmp_path)._replace(free=2**30)
-        monkeypatch.setattr(place.shutil, "disk_usage", lambda path: usage)
+        monkeypatch.setattr(machine.shutil, "disk_usage", lambda path: usage)
         with pytest.raises(SetUpError, match=r"1\.0 GiB are free") as error:
-            place.check_machine(tmp_path / "deep" / "venv", packages_there=False)
+            machine.check_room(tmp_path / "deep" / "venv")
         assert str(tmp_path) in error.value.where
         assert list(tmp_path.iterdir()) == []
-        place.check_machine(tmp_path / "venv", packages_there=True)
 
-    def test_not_linux(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(place.sys, "platform", "darwin")
+    def test_not_linux(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(machine.sys, "platform", "darwin")
         with pytest.raises(SetUpError, match="this is darwin"):
-            place.check_machine(tmp_path, packages_there=True)
-
-    def test_a_missing_system_library_names_its_package(self) -> None:
-        with pytest.raises(SetUpError, match=r"libnuma\.so\.1") as error:
-            libraries.check(lambda name: name != "libnuma.so.1")
-        assert "apt-get install libnuma1" in error.value.next
-        libraries.check(lambda name: True)
+            machine.check(make=True)
 
     def test_an_old_python_is_told_of_a_newer_one(self) -> None:
         assert bootstrap.find_newer(lambda program: program == "python3.13") == "python3.13"

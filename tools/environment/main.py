@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tools.environment import audit, libraries
+from tools.environment import audit, machine
 from tools.environment import venv as place
 from tools.environment.pip import (
     FAMILY,
@@ -78,9 +78,9 @@ class SetUp:
         Raises:
             SetUpError: it cannot be done; running again goes on from where it stopped.
         """
-        there = (place.site_packages(self.venv) / "torch").is_dir()
-        place.check_machine(self.venv, packages_there=there)
-        libraries.check()
+        machine.check(make=place.whose(self.venv) == "free" or place.configured_version(self.venv) is None)
+        if not (place.site_packages(self.venv) / "torch").is_dir():
+            machine.check_room(self.venv)
         with place.locked(self.venv, self.screen.say) as self.lock:
             why = self.reason()
             if why is None:
@@ -121,7 +121,7 @@ class SetUp:
                 where=str(self.venv),
                 next="remove it and run the same command again, or name another place with GLMSPARK_VENV",
             )
-        place.check_modules()
+        machine.check(make=True)
         if owner == "ours":
             if (self.venv / "pyvenv.cfg").exists():
                 self.screen.say(f"making the environment anew: {wrong}")
@@ -173,8 +173,8 @@ class SetUp:
             said.append(output)
             if code != 0 and re.search("No space left|CERTIFICATE_VERIFY|ProxyError", output):
                 raise explain(output, code, step=step, venv=self.venv, log=self.log)
-        machine = f"Python {place.version_of(self.python)} on {sys.platform} {platform.machine()}"
-        raise no_torch(torch, *said, index=index, machine=machine)
+        here = f"Python {place.version_of(self.python)} on {sys.platform} {platform.machine()}"
+        raise no_torch(torch, *said, index=index, machine=here)
 
     def install(self, index: str | None) -> None:
         """Install all packages, then put the checkout in place."""

@@ -1,11 +1,9 @@
 """The environment's folder: whose it is, one set-up at a time, made anew when it is beyond mending."""
 
 import fcntl
-import importlib.util
 import os
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,8 +15,6 @@ NO_PIP = "its pip does not start"
 # Lies in an environment that this program made, from before the first other file: what bears it may be
 # emptied.
 OURS = "glmspark-made-this"
-# What the whole installation takes (measured: 2.3 GiB on x86_64), and what pip unpacks on the way.
-NEEDED_BYTES = 4 * 2**30
 
 
 def python_of(venv: Path) -> Path:
@@ -96,46 +92,6 @@ def state(venv: Path, chosen: str | None) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return NO_PIP
     return None if done.returncode == 0 else NO_PIP
-
-
-def check_machine(venv: Path, *, packages_there: bool) -> None:
-    """Refuse what cannot work before anything is written.
-
-    Raises:
-        SetUpError: not Linux, no way to make an environment, or no room for it.
-    """
-    if not sys.platform.startswith("linux"):
-        raise SetUpError(
-            f"the CPU engine runs on Linux, and this is {sys.platform}",
-            where="before anything was written",
-            next="use a Linux machine or container; to drive a cluster, `pip install glmspark` is enough",
-        )
-    if not packages_there:
-        above = next(p for p in (venv, *venv.parents) if p.is_dir())
-        free = shutil.disk_usage(above).free
-        if free < NEEDED_BYTES:
-            raise SetUpError(
-                f"{free / 2**30:.1f} GiB are free, and the environment takes {NEEDED_BYTES / 2**30:.0f} GiB",
-                where=f"the disk of {above}",
-                next="free some space, or name a place with more: GLMSPARK_VENV=/big/disk/venv make serve",
-            )
-
-
-def check_modules(find: Callable[[str], object] = importlib.util.find_spec) -> None:
-    """Refuse a Python without `venv` or `ensurepip`, as Debian and Ubuntu ship it.
-
-    Raises:
-        SetUpError: it names the package to install.
-    """
-    for module in ("venv", "ensurepip"):
-        if find(module) is None:
-            version = f"{sys.version_info[0]}.{sys.version_info[1]}"
-            raise SetUpError(
-                f"this Python ({sys.executable}) cannot make an environment: it lacks the module `{module}`",
-                where="before anything was written",
-                next=f"on Debian and Ubuntu: apt-get install python{version}-venv "
-                "(all that is needed: tools/debian-packages.sh --install)",
-            )
 
 
 def empty(venv: Path) -> None:
