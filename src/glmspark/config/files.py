@@ -42,8 +42,11 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
 
 
 def write_json(path: Path, value: Any, *, mode: int = 0o600) -> None:
-    """write_atomic of a value as indented JSON with sorted keys. Only the owner may read it by default."""
-    text = json.dumps(value, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False)
+    """write_atomic of a value as indented JSON with sorted keys. Only the owner may read it by default.
+
+    In ASCII, so that text from logs and file names with undecodable bytes (lone surrogates) is kept as well.
+    """
+    text = json.dumps(value, indent=2, sort_keys=True, allow_nan=False)
     write_atomic(path, text.encode() + b"\n", mode=mode)
 
 

@@ -38,8 +38,9 @@ def parse_size(value: object) -> int:
             raise ValueError(f"expected a size such as 256MiB, got {value!r}")
         number, unit = match.groups()
         if unit not in _UNITS:
-            near = difflib.get_close_matches(unit, _UNITS, n=1, cutoff=0.3)
-            guess = f"did you mean {number}{near[0]}? " if near else ""
+            near = difflib.get_close_matches(unit.upper(), [name.upper() for name in _UNITS], n=1, cutoff=0.3)
+            meant = [name for name in _UNITS if [name.upper()] == near]
+            guess = f"did you mean {number}{meant[0]}? " if meant else ""
             raise ValueError(f"unknown unit {unit!r} in {value!r}; {guess}units are {', '.join(_UNITS)}")
         size = int(Decimal(number) * _UNITS[unit])
     if not 0 < size <= _LARGEST:

@@ -107,8 +107,7 @@ def _events(text: str) -> Iterator[Any]:
         except StopIteration:
             return
         except MarkedYAMLError as error:
-            mark = error.problem_mark or error.context_mark
-            line = None if mark is None else mark.line + 1
+            line = _fault_line(error)
             raise _RefusedError(line, *_syntax_message(error, text, line)) from None
         except Exception as error:  # noqa: BLE001
             # ReaderError (a character YAML does not allow) has a position and no mark; an escape beyond
@@ -121,6 +120,14 @@ def _events(text: str) -> Iterator[Any]:
         yield event
 
 
+def _fault_line(error: MarkedYAMLError) -> int | None:
+    """Where to look: at what was left open if the file ended before its end, else where parsing stopped."""
+    at_end = "end of stream" in (error.problem or "") or "stream end" in (error.problem or "")
+    first, second = error.problem_mark, error.context_mark
+    mark = (second or first) if at_end else (first or second)
+    return None if mark is None else mark.line + 1
+
+
 def _syntax_message(error: MarkedYAMLError, text: str, line: int | None) -> tuple[str, str | None]:
     problem = (error.problem or error.context or "syntax error").strip()
     lines = text.splitlines()
@@ -128,6 +135,11 @@ def _syntax_message(error: MarkedYAMLError, text: str, line: int | None) -> tupl
         here = lines[line - 1]
         if "\t" in here[: len(here) - len(here.lstrip())] or "'\\t'" in problem:
             return "a tab stands where YAML wants spaces", "replace the tab with spaces"
+    begun = error.context_mark
+    if error.context and begun is not None and begun.line + 1 != line:
+        problem += f", {error.context.strip()} that begins on line {begun.line + 1}"
+    elif error.context:
+        problem += f", {error.context.strip()}"
     return f"not valid YAML: {problem}", None
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from glmspark.models.checkpoint import Checkpoint, Stored
 from glmspark.plan.split import Place, padded_vocab
 
@@ -13,6 +15,8 @@ BLOCK_TOKENS = 16
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 _FLOATS = {"F64", "F32", "F16", "BF16"}
+_MAIN_PARTS = (".weight", ".weight_packed")
+"""The one part that each weight has, quantized or not; scales and zero points come beside it."""
 
 
 def weight_bytes(
@@ -22,7 +26,8 @@ def weight_bytes(
 
     element: bytes of one element in the engine's dtype, to which unquantized weights are converted; quantized
     ones stay as stored. indexer, mtp: whether those are loaded. Split weights count 1/tp, the others (norms,
-    router, MLA down-projections, indexer) whole.
+    router, MLA down-projections, indexer) whole. MLA keeps its up-projection twice: as kv_b_proj for prefill
+    and as W_UK_T and W_UV, in the engine's dtype, for decoding (vLLM's MLAAttention).
     """
     start, end = place.layers
     total = 0
@@ -43,6 +48,8 @@ def weight_bytes(
             vocab = checkpoint.architecture.vocab_size
             size = size * padded_vocab(vocab) // vocab
         total += size // tp if spec.tp else size
+        if spec.name.endswith(".kv_b_proj.weight") and tensor.name.endswith(_MAIN_PARTS):
+            total += prod(spec.shape) * element // tp
     return total
 
 
