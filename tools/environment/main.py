@@ -183,9 +183,7 @@ class SetUp:
         before = len(audit.infos(site))
 
         def doing() -> str:
-            if not progress.total:
-                return progress.doing
-            return f"{progress.doing}, {max(0, len(audit.infos(site)) - before)} done"
+            return progress.words(len(audit.infos(site)) - before)
 
         self.screen.say(f"installing {self.wanted.engine} and what it needs")
         self._run(

@@ -86,7 +86,14 @@ class Progress:
     """What pip is doing, told by the lines it prints."""
 
     doing: str = "asking for package lists"
-    total: int = 0
+    unpacking: tuple[str, ...] = ()
+
+    def words(self, done: int) -> str:
+        """What is being done, when `done` packages have been unpacked; pip unpacks in the order it printed."""
+        if not self.unpacking:
+            return self.doing
+        done = min(max(done, 0), len(self.unpacking) - 1)
+        return f"unpacking {self.unpacking[done]} ({done + 1} of {len(self.unpacking)})"
 
     def see(self, line: str) -> None:
         """Take in one line of pip's output."""
@@ -100,8 +107,7 @@ class Progress:
         elif word == "Processing":
             self.doing = f"taking {_file(rest)}"
         elif line.startswith("Installing collected packages: "):
-            self.total = line.count(",") + 1
-            self.doing = f"unpacking {self.total} packages"
+            self.unpacking = tuple(line.partition(": ")[2].strip().split(", "))
         elif "is looking at multiple versions" in line:
             self.doing = "trying which versions fit together"
 
