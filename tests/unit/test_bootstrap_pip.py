@@ -69,6 +69,7 @@ class TestFindingTorch:
         error = nowhere(NOT_CARRIED, silent)
         assert "pip knows by itself do not carry it" in error.where
         assert error.where.endswith("whl/cpu did not answer")
+        assert error.next.startswith("let this machine reach https://download.pytorch.org/whl/cpu;")
         assert "PIP_FIND_LINKS" in error.next
 
     def test_all_answer_and_none_has_it(self) -> None:

@@ -89,7 +89,7 @@ class Progress:
     unpacking: tuple[str, ...] = ()
 
     def words(self, done: int) -> str:
-        """What is being done, when `done` packages have been unpacked; pip unpacks in the order it printed."""
+        """What is being done when `done` packages are unpacked; pip unpacks in the order it printed."""
         if not self.unpacking:
             return self.doing
         done = min(max(done, 0), len(self.unpacking) - 1)
@@ -246,11 +246,9 @@ def no_torch(torch: str, plain: str, with_index: str, *, index: str, machine: st
     own_silent, index_silent = bool(unreachable(plain)), silent(index, with_index)
     own = "did not answer" if own_silent else "do not carry it"
     theirs = "did not answer" if index_silent else "does not carry it"
-    remedy = (
-        "connect this machine to the network"
-        if index_silent
-        else "use Python 3.11 to 3.13 on x86_64 or aarch64: make serve PYTHON=python3.12"
-    )
+    remedy = "use Python 3.11 to 3.13 on x86_64 or aarch64: make serve PYTHON=python3.12"
+    if index_silent:
+        remedy = "connect this machine to the network" if own_silent else f"let this machine reach {index}"
     return SetUpError(
         f"torch {torch} is missing: the CPU engine needs this very build, for {machine}",
         where=f"the package sources that pip knows by itself {own}; {index} {theirs}",
