@@ -1,20 +1,67 @@
-"""What people type: one file a verb; each parses, calls one function, prints."""
+"""What people type: one file a verb; each parses, calls one function, prints.
+
+Imports of anything large stand inside the functions, so that `glmspark --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from typing import Annotated
 
 import typer
 
 from glmspark import __version__
+from glmspark.cli import chat, down, logs, recipe, status, up
+from glmspark.cli.console import print_json, wants_colour
 
-app = typer.Typer(no_args_is_help=True, help="One GLM endpoint on one to eight DGX Sparks, or on this machine.")
+app = typer.Typer(
+    name="glmspark",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    help="One GLM endpoint on one to eight DGX Sparks, or on this machine: planned before it starts, proven "
+    "correct before it is called ready.\n\n"
+    'Example: [bold]glmspark up[/bold], then [bold]glmspark chat "What is 2+2? Answer in one word:"[/bold]',
+)
+for verb in (up.up, status.status, logs.logs, chat.chat, down.down):
+    app.command()(verb)
+app.add_typer(recipe.app)
 
 
-@app.callback(invoke_without_command=True)
-def _root(
-    version: bool = typer.Option(False, "--version", help="Print the version and stop."),
-) -> None:
-    if version:
+def _show_version(wanted: bool) -> None:
+    if wanted:
         typer.echo(f"glmspark {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version and stop.", callback=_show_version, is_eager=True),
+    ] = False,
+) -> None:
+    pass
 
 
 def main() -> None:
-    """Run the command line."""
-    app()
+    """Run the command line. Errors glmspark knows are printed as one block, or as JSON with --json."""
+    from glmspark.errors import GlmsparkError, error_block
+
+    try:
+        app()
+    except GlmsparkError as error:
+        if "--json" in sys.argv[1:]:
+            print_json(error.to_json())
+        else:
+            print(error_block(error, colour=wants_colour(sys.stderr)), file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        # Whoever read our output has gone (`glmspark logs | head`); Python would complain again at its end.
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)

@@ -1,0 +1,6 @@
+"""`python -m glmspark`."""
+
+from glmspark.cli import main
+
+if __name__ == "__main__":
+    main()

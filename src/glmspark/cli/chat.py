@@ -1,0 +1,188 @@
+"""`glmspark chat`: talk to what runs."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from glmspark.cli.console import AsJson, complete_deployment, print_json, wants_colour
+
+if TYPE_CHECKING:
+    from glmspark.launch.record import Home
+
+_DIM, _RESET, _BOLD = "\x1b[2m", "\x1b[0m", "\x1b[1m"
+
+
+def chat(
+    question: Annotated[
+        str | None, typer.Argument(help="Ask this and stop; without it, a conversation begins.")
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(help="Deployment; the only one if not given.", autocompletion=complete_deployment),
+    ] = None,
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    thinking: Annotated[
+        bool, typer.Option("--thinking/--no-thinking", help="Let the model reason first; shown dimmed.")
+    ] = False,
+    temperature: Annotated[
+        float, typer.Option(min=0.0, max=2.0, help="0 always takes the likeliest token.")
+    ] = 0.0,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 512,
+    as_json: AsJson = False,
+) -> None:
+    """Talk to a deployment; answers appear as they are made.
+
+    In a conversation: /new begins afresh, /quit or Ctrl-D ends, Ctrl-C ends the answer.
+
+    Example: [bold]glmspark chat "What is 2+2? Answer in one word:"[/bold]
+    """
+    from glmspark.errors import UsageError
+    from glmspark.launch.status import pick
+
+    if question is None and not sys.stdin.isatty():
+        question = sys.stdin.read().strip()
+        if not question:
+            raise UsageError("nothing to ask: standard input is empty", next='glmspark chat "your question"')
+    if as_json and question is None:
+        raise UsageError("--json needs a question", next='glmspark chat --json "your question"')
+    talk = Talk(pick(name, serving=True), system, thinking, temperature, max_tokens)
+    if question is not None:
+        answer = talk.ask(question, show=not as_json)
+        if as_json:
+            print_json(answer)
+        return
+    _converse(talk)
+
+
+class Talk:
+    """A conversation and its history."""
+
+    def __init__(
+        self, place: Home, system: str | None, thinking: bool, temperature: float, most: int
+    ) -> None:
+        import openai
+
+        deployment = place.read()
+        assert deployment is not None  # noqa: S101 - pick() has read it
+        self._model = deployment.endpoint.model
+        self._url = deployment.endpoint.url
+        self._openai = openai.OpenAI(
+            base_url=self._url,
+            api_key=place.read_key() or "none",
+            max_retries=0,
+            http_client=openai.DefaultHttpxClient(trust_env=False),
+        )
+        self._system = [{"role": "system", "content": system}] if system else []
+        self._options: dict[str, Any] = {
+            "temperature": temperature,
+            "max_tokens": most,
+            "extra_body": {"chat_template_kwargs": {"enable_thinking": thinking}},
+        }
+        self.history: list[dict[str, Any]] = list(self._system)
+
+    def restart(self) -> None:
+        """Forget what was said."""
+        self.history = list(self._system)
+
+    def ask(self, question: str, *, show: bool) -> dict[str, Any]:
+        """Ask, show the answer as it comes, and remember both. Raises GlmsparkError when none comes.
+
+        Interrupted from the keyboard, what came so far is the answer.
+        """
+        import openai
+
+        from glmspark.errors import GlmsparkError
+
+        messages = [*self.history, {"role": "user", "content": question}]
+        writer = Writer(wants_colour(sys.stdout)) if show else None
+        text, reasoning, finish = "", "", ""
+        try:
+            stream: Any = self._openai.chat.completions.create(
+                model=self._model,
+                messages=messages,  # type: ignore[arg-type]
+                stream=True,
+                **self._options,
+            )
+            for chunk in stream:
+                for choice in chunk.choices:
+                    extra = choice.delta.model_extra or {}
+                    thought = extra.get("reasoning") or extra.get("reasoning_content") or ""
+                    said = choice.delta.content or ""
+                    reasoning, text = reasoning + thought, text + said
+                    finish = choice.finish_reason or finish
+                    if writer is not None:
+                        writer.write(thought, said)
+        except KeyboardInterrupt:
+            finish = "interrupted"
+        except openai.APIStatusError as error:
+            raise GlmsparkError(
+                f"HTTP {error.status_code}", step=f"ask {self._url}", seen=error.message
+            ) from error
+        except openai.OpenAIError as error:
+            raise GlmsparkError(
+                f"no answer: {error}", step=f"ask {self._url}", next="`glmspark status` says whether it runs"
+            ) from error
+        if writer is not None:
+            writer.end()
+        self.history = [*messages, {"role": "assistant", "content": text}]
+        return {"content": text, "reasoning": reasoning, "finish_reason": finish}
+
+
+class Writer:
+    """Writes an answer as it comes: reasoning dimmed, or in brackets where there are no colours."""
+
+    def __init__(self, colour: bool) -> None:
+        self._before, self._after = (_DIM, _RESET + "\n") if colour else ("[", "]\n")
+        self._thinking = False
+
+    def write(self, thought: str, said: str) -> None:
+        """Write the next piece."""
+        if thought:
+            if not self._thinking:
+                sys.stdout.write(self._before)
+                self._thinking = True
+            sys.stdout.write(thought)
+        if said:
+            self._close()
+            sys.stdout.write(said)
+        sys.stdout.flush()
+
+    def _close(self) -> None:
+        if self._thinking:
+            sys.stdout.write(self._after)
+            self._thinking = False
+
+    def end(self) -> None:
+        """Finish the answer's line."""
+        self._close()
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+
+
+def _converse(talk: Talk) -> None:
+    import readline  # noqa: F401 - importing it gives input() editing and history
+
+    from glmspark.errors import GlmsparkError, error_block
+
+    print("Ctrl-D ends, /new begins afresh.")
+    while True:
+        try:
+            question = input(f"{_BOLD}>{_RESET} " if wants_colour(sys.stdout) else "> ").strip()
+        except EOFError:
+            print()
+            return
+        except KeyboardInterrupt:
+            print()
+            continue
+        if question in ("/quit", "/exit"):
+            return
+        if question == "/new":
+            talk.restart()
+        elif question:
+            try:
+                talk.ask(question, show=True)
+            except GlmsparkError as error:
+                print(error_block(error, colour=wants_colour(sys.stderr)), file=sys.stderr)

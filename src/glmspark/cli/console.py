@@ -1,0 +1,41 @@
+"""How the command line talks: JSON for programs, colours only on a terminal, errors as one block."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Annotated, Any, TextIO
+
+import typer
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+
+def wants_colour(stream: TextIO) -> bool:
+    """Whether to colour what goes to a stream: a terminal that does not say no (NO_COLOR, TERM=dumb)."""
+    return stream.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON value on standard output."""
+    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    sys.stdout.flush()
+
+
+def duration(seconds: float) -> str:
+    """A time span for people: 4.2 s, 3 min 10 s, 2 h 5 min, 3 d 4 h."""
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+
+
+def complete_deployment(incomplete: str) -> list[str]:
+    """Names of deployments for tab completion."""
+    from glmspark.launch.record import homes
+
+    return [home.name for home in homes() if home.name.startswith(incomplete)]

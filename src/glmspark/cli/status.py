@@ -1,0 +1,116 @@
+"""`glmspark status`: what runs, how well, and why it does not."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from glmspark.cli.console import AsJson, complete_deployment, duration, print_json
+
+if TYPE_CHECKING:
+    from glmspark.launch.status import Status
+
+
+def status(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="Deployment; all of them if not given.", autocompletion=complete_deployment),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show deployments: ranks, memory, uptime, tokens a second, requests running and waiting.
+
+    A deployment that failed says which rank ended, how, and what its log said first.
+
+    Example: [bold]glmspark status --json[/bold]
+
+    Exit codes: 0 ready, 1 failed, 3 not running or not ready yet.
+    """
+    from glmspark.errors import UsageError
+    from glmspark.launch.record import home, homes
+    from glmspark.launch.status import look
+
+    places = [home(name)] if name is not None else list(homes())
+    found = [one for one in (look(place) for place in places) if one is not None]
+    if name is not None and not found:
+        raise UsageError(f"there is no deployment {name}", next="`glmspark status` shows them all")
+    if as_json:
+        print_json([one.to_json() for one in found])
+    elif not found:
+        print("nothing runs; `glmspark up` serves glm-tiny here")
+    else:
+        for number, one in enumerate(found):
+            if number:
+                print()
+            _print(one)
+    raise typer.Exit(_exit_code(found))
+
+
+def _exit_code(found: list[Status]) -> int:
+    """The worst of all: a failure before what is merely not ready. Stopped ones count only alone."""
+    if not found:
+        return 3
+    live = [one for one in found if one.state != "stopped"] or found
+    codes = {one.exit_code for one in live}
+    return 1 if 1 in codes else max(codes)
+
+
+def _print(one: Status) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from glmspark.config.units import format_size
+
+    console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
+    colour = {"ready": "green", "starting": "cyan", "stopping": "cyan", "stopped": "dim"}.get(
+        one.state, "bold red"
+    )
+    uptime = f" for {duration(one.uptime)}" if one.uptime is not None else ""
+    console.print(
+        f"[bold]{one.name}[/bold]  [{colour}]{one.state}[/{colour}]{uptime}  {one.endpoint}  {one.model}"
+    )
+    if one.state == "lost":
+        console.print("  its supervisor has ended; `glmspark down` cleans up, `glmspark up` starts it again")
+    if one.state not in ("stopped", "failed"):
+        table = Table(box=None, pad_edge=False)
+        for title in ("  rank", "node", "pid", "processes", "memory", "doing"):
+            table.add_column(title, justify="right" if title in ("pid", "memory") else "left")
+        for rank in one.ranks:
+            titles = ", ".join(title.removeprefix("VLLM::") for title in rank.processes)
+            pid = str(rank.pid) if rank.alive else "-"
+            table.add_row(
+                f"  {rank.rank}", rank.node, pid, titles or "-", format_size(rank.memory), rank.phase
+            )
+        console.print(table)
+    if one.load is not None:
+        load = one.load
+        console.print(
+            f"  requests: {_count(load.running)} running, {_count(load.waiting)} waiting, "
+            f"{_count(load.finished)} finished; {_rate(load.tokens_per_second)} tokens/s; "
+            f"KV cache {_share(load.kv_usage)} used"
+        )
+    if one.reason is not None:
+        _print_reason(one)
+
+
+def _print_reason(one: Status) -> None:
+    reason = one.reason or {}
+    print(f"  why:  {reason['what']}")
+    if reason.get("seen"):
+        print("  seen: " + str(reason["seen"]).strip().replace("\n", "\n        "))
+    if reason.get("next"):
+        print(f"  next: {reason['next']}")
+
+
+def _count(value: float | None) -> str:
+    return "?" if value is None else f"{value:.0f}"
+
+
+def _rate(value: float | None) -> str:
+    return "?" if value is None else f"{value:.1f}"
+
+
+def _share(value: float | None) -> str:
+    return "?" if value is None else f"{100 * value:.1f} %"

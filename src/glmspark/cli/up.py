@@ -1,0 +1,212 @@
+"""`glmspark up`: plan, start, prove."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from glmspark.cli.console import AsJson, duration, print_json
+from glmspark.cli.recipe import complete_recipe
+
+if TYPE_CHECKING:
+    from glmspark.launch.prepare import Wanted
+    from glmspark.launch.record import Deployment
+    from glmspark.launch.up import Outcome
+
+KEY_VARIABLE = "GLMSPARK_API_KEY"
+
+
+def up(  # noqa: PLR0913, PLR0917 - one parameter for each option
+    recipe: Annotated[
+        str, typer.Argument(help="Recipe, by name or file.", autocompletion=complete_recipe)
+    ] = "glm-tiny",
+    name: Annotated[
+        str | None, typer.Option(help="Name of the deployment; the recipe's name if not given.")
+    ] = None,
+    tp: Annotated[int | None, typer.Option(help="Ranks that share every layer.", min=1)] = None,
+    pp: Annotated[int | None, typer.Option(help="Stages that share out the layers.", min=1)] = None,
+    host: Annotated[str, typer.Option(help="Address the API listens on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port the API listens on.")] = 8000,
+    api_key_env: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help=f"Environment variable that holds the API key; {KEY_VARIABLE} if it is set."
+        ),
+    ] = None,
+    api_key_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="File that holds the API key.")
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Serve other machines without an API key.")
+    ] = False,
+    model: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Serve this checkpoint instead of the recipe's.")
+    ] = None,
+    timeout: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="Longest time to wait for the API.", min=1)
+    ] = None,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Leave it running when a canary fails, to look into it.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the plan and the commands; start nothing.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Serve a recipe: plan it, start its ranks, prove that it answers rightly.
+
+    Without a recipe it serves glm-tiny on this machine. It returns when every canary has passed; the
+    deployment then goes on by itself until `glmspark down`. Ctrl-C before that stops everything it started.
+
+    Example: [bold]glmspark up --pp 2 --port 8001[/bold]
+
+    Exit codes: 0 ready (or it was already), 1 failed, 2 wrong use, 130 interrupted.
+    """
+    from glmspark.launch.prepare import Request, read_request
+
+    request = Request(
+        recipe=recipe,
+        name=name,
+        tp=tp,
+        pp=pp,
+        host=host,
+        port=port,
+        key=_api_key(api_key_env, api_key_file),
+        insecure=insecure,
+        model=model,
+        keep=keep,
+        timeout=timeout,
+    )
+    wanted = read_request(request)
+    if dry_run:
+        _print_plan(wanted, as_json)
+        return
+    _start(wanted, as_json)
+
+
+def _api_key(variable: str | None, file: Path | None) -> str | None:
+    from glmspark.errors import UsageError
+
+    if variable is not None and file is not None:
+        raise UsageError("--api-key-env and --api-key-file exclude each other", next="give one of them")
+    if file is not None:
+        try:
+            key, place = file.read_text(encoding="utf-8").strip(), str(file)
+        except (OSError, ValueError) as error:
+            raise UsageError(f"cannot read the API key from {file}", seen=str(error)) from error
+    else:
+        place = variable or KEY_VARIABLE
+        key = os.environ.get(place, "").strip()
+        if not key and variable is None:
+            return None
+    if not key or not key.isascii() or not key.isprintable() or " " in key:
+        raise UsageError(
+            f"{place} holds no usable API key",
+            seen="empty" if not key else "blanks, control or non-ASCII characters",
+            next="use letters, digits and punctuation only",
+        )
+    return key
+
+
+def _print_plan(wanted: Wanted, as_json: bool) -> None:
+    import shlex
+    import time
+
+    from glmspark.config.units import format_size
+    from glmspark.launch.prepare import make_plan, make_record
+    from glmspark.nodes.transport import Local
+
+    plan = make_plan(wanted, Local())
+    record = make_record(wanted, plan, now=time.time())
+    if as_json:
+        commands = [{"rank": rank.rank, "argv": rank.argv, "env": rank.env} for rank in record.ranks]
+        print_json({"name": record.name, "plan": record.plan, "commands": commands})
+        return
+    print(f"{record.name}: TP{plan.tp} PP{plan.pp}, {plan.model_dir}, would serve {record.endpoint.url}")
+    for rank, started in zip(plan.ranks, record.ranks, strict=True):
+        first, end = rank.layers
+        print(
+            f"\nrank {rank.rank} on {rank.host}: layers {first}-{end - 1}, cores {rank.omp_bind}, "
+            f"{format_size(rank.memory.needed)}, KV cache {format_size(rank.memory.kv_cache)}"
+        )
+        print("  " + " ".join(f"{key}={shlex.quote(value)}" for key, value in sorted(started.env.items())))
+        print("  " + shlex.join(started.argv))
+    for warning in plan.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+
+
+def _start(wanted: Wanted, as_json: bool) -> None:
+    from glmspark.cli.progress import make_display
+    from glmspark.launch.up import StartError, bring_up
+
+    stream = sys.stderr if as_json else sys.stdout
+    with make_display(wanted.home.name, stream) as display:
+        try:
+            outcome = bring_up(wanted, display.update)
+        except StartError as error:
+            display.finish()
+            if as_json:
+                print_json({**error.to_json(), "deployment": _summary(error.deployment)})
+                raise typer.Exit(error.exit_code) from error
+            raise
+    if as_json:
+        print_json({**_summary(outcome.deployment), "already": outcome.already})
+        return
+    _print_ready(wanted, outcome)
+
+
+def _summary(deployment: Deployment) -> dict[str, Any]:
+    return {
+        "name": deployment.name,
+        "state": str(deployment.state),
+        "endpoint": deployment.endpoint.model_dump(mode="json"),
+        "seconds": round(deployment.since - deployment.created, 1),
+        "ranks": [
+            rank.model_dump(mode="json", include={"rank", "node", "process", "log"})
+            for rank in deployment.ranks
+        ],
+        "verdicts": [verdict.model_dump(mode="json") for verdict in deployment.verdicts],
+        "reason": deployment.reason.model_dump(mode="json") if deployment.reason else None,
+    }
+
+
+def _print_ready(wanted: Wanted, outcome: Outcome) -> None:
+    import time
+
+    deployment = outcome.deployment
+    if outcome.already:
+        state = f"already runs since {duration(time.time() - deployment.since)}"
+        print(f"{deployment.name} {state}; {deployment.state}")
+    else:
+        took = duration(deployment.since - deployment.created)
+        print(f"{deployment.name} is ready after {took}: {len(deployment.verdicts)} canaries passed")
+    print(f"  endpoint  {deployment.endpoint.url}  (model {deployment.endpoint.model})")
+    if deployment.endpoint.needs_key:
+        print(f"  API key   in {wanted.home.key_file}")
+    print(f"  try       {curl_line(deployment, wanted)}")
+    other = "" if deployment.name == "glm-tiny" else f" --name {deployment.name}"
+    print(f"  chat      glmspark chat{other}")
+    print(f"  stop      glmspark down{'' if deployment.name == 'glm-tiny' else ' ' + deployment.name}")
+
+
+def curl_line(deployment: Deployment, wanted: Wanted) -> str:
+    """A shell line that asks the endpoint the recipe's own first question."""
+    import json
+    import shlex
+
+    question = next((canary.prompt for canary in wanted.recipe.canaries if canary.probe == "answer"), "Hello")
+    body = {
+        "model": deployment.endpoint.model,
+        "messages": [{"role": "user", "content": question}],
+        "temperature": 0,
+    }
+    words = ["curl", f"{deployment.endpoint.url}/chat/completions", "-H", "Content-Type: application/json"]
+    line = shlex.join([*words, "-d", json.dumps(body)])
+    if deployment.endpoint.needs_key:
+        key = shlex.quote(str(wanted.home.key_file))
+        line += f' -H "Authorization: Bearer $(cat {key})"'
+    return line

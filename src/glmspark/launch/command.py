@@ -1,0 +1,105 @@
+"""From a plan to what is run for each rank: argv and environment, as pure data."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from glmspark.errors import UsageError
+from glmspark.launch.sweep import HOME_VARIABLE, ID_VARIABLE
+from glmspark.plan import Plan
+
+KEY_VARIABLE = "VLLM_API_KEY"
+"""vLLM reads the API key from here, so it never stands in a command line."""
+
+_PER_NODE = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", KEY_VARIABLE)
+"""Variables that torch and vLLM act on and that must not reach a rank from the caller's shell by chance."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where the ranks of one start meet and keep their things.
+
+    address, interface: of the network the ranks talk over, on each rank's node. master_port: rank 0's port
+    for forming the group. scratch: the start's own directory for sockets and temporary files.
+    """
+
+    deployment_id: str
+    home: Path
+    scratch: Path
+    master_port: int
+    address: str = "127.0.0.1"
+    interface: str = "lo"
+
+
+def rank_argv(plan: Plan, rank: int, site: Site, *, python: str) -> list[str]:
+    """The command of one rank.
+
+    vLLM's multi-node form, also on one machine: rank 0 serves the API and forms the group, the others follow.
+    """
+    argv = [python, "-m", "glmspark.engine.serve", plan.model_dir, *plan.flag_words()]
+    if plan.world > 1:
+        argv += ["--nnodes", str(plan.world), "--node-rank", str(rank)]
+        argv += ["--master-addr", site.address, "--master-port", str(site.master_port)]
+    if rank == 0:
+        return [*argv, "--host", plan.endpoint.host, "--port", str(plan.endpoint.port)]
+    return [*argv, "--headless"]
+
+
+def rank_env(plan: Plan, rank: int, site: Site) -> dict[str, str]:
+    """What is added to the environment of one rank; secrets are added at the last moment, not here."""
+    return {
+        **plan.env,
+        "VLLM_HOST_IP": site.address,
+        "GLOO_SOCKET_IFNAME": site.interface,
+        "VLLM_CPU_OMP_THREADS_BIND": plan.ranks[rank].omp_bind,
+        "VLLM_RPC_BASE_PATH": str(site.scratch),
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "VLLM_LOGGING_COLOR": "0",
+        "PYTHONUNBUFFERED": "1",
+        "TMPDIR": str(site.scratch),
+        ID_VARIABLE: site.deployment_id,
+        HOME_VARIABLE: str(site.home),
+    }
+
+
+def inherited_env(environ: Mapping[str, str]) -> dict[str, str]:
+    """The caller's environment without what would change a rank behind the plan's back."""
+    return {name: value for name, value in environ.items() if name not in _PER_NODE}
+
+
+def client_url(host: str, port: int) -> str:
+    """The base URL a client on this machine uses for a server bound to `host`."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return f"http://{host}:{port}/v1"
+    if address.is_unspecified:
+        address = ipaddress.ip_address("127.0.0.1" if address.version == 4 else "::1")
+    return f"http://[{address}]:{port}/v1" if address.version == 6 else f"http://{address}:{port}/v1"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a server bound to `host` is reached from this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def free_port(address: str) -> int:
+    """A TCP port that is free now on an address of this machine. UsageError where it has no such address."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError as error:
+            raise UsageError(f"cannot listen on {address}: {error.strerror}", seen=str(error)) from error
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,96 @@
+"""The first error in a rank's output. Pure.
+
+The last traceback is the wrong one to read: when a worker dies, its engine, its API server and the other
+ranks each die of that in turn, and vLLM prints all of it. What happened first is the cause.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+
+# "(Worker_TP1 pid=9245) ERROR 11-30 12:44:02 [multiproc_executor.py:953] text", each part optional.
+_PREFIX = re.compile(
+    r"^(?:\((?P<who>[\w-]+) pid=\d+\) )?"
+    r"(?:(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? \[[^\]]*\] ?)?"
+)
+_EXCEPTION = re.compile(
+    r"^(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Warning|Timeout)?(?:: |$)"
+)
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+# What our own entry point and the loader say without a traceback.
+_PLAIN = re.compile(
+    r"^glmspark\.engine\.serve: |^\S*python\S*: (?:can't|No module named)|^Fatal Python error: "
+)
+
+_MOST_LINES = 40
+
+
+class FirstError:
+    """Reads a rank's output line by line and keeps its first error.
+
+    message: the exception's own line(s), None while there is none. place: the last frame of its traceback.
+    tail: the last lines of output, for a rank that ended without any error.
+    """
+
+    def __init__(self) -> None:
+        self.message: str | None = None
+        self.place: str | None = None
+        self.tail: deque[str] = deque(maxlen=12)
+        self._who: str | None = None
+        self._within = False
+        self._frames: list[str] = []
+        self._lines: list[str] = []
+
+    def feed(self, line: str) -> None:
+        """Take one more line, without its line end."""
+        line = _COLOURS.sub("", line)
+        match = _PREFIX.match(line)
+        who, level = (match["who"], match["level"]) if match else (None, None)
+        text = line[match.end() :] if match else line
+        if line.strip():
+            self.tail.append(line)
+        if self._lines and not self._closed:
+            self._continue(who, level, text)
+        elif self.message is None:
+            self._begin(who, text)
+
+    @property
+    def _closed(self) -> bool:
+        return self.message is not None and not self._within
+
+    def _begin(self, who: str | None, text: str) -> None:
+        if _PLAIN.match(text):
+            self.message = text.strip()
+        elif text.startswith("Traceback (most recent call last):"):
+            self._who, self._within, self._lines = who, True, [text]
+
+    def _continue(self, who: str | None, level: str | None, text: str) -> None:
+        if who != self._who and who is not None:
+            return  # another process of the same rank speaks in between
+        if len(self._lines) > 400:
+            self._within = False
+            return
+        self._lines.append(text)
+        stripped = text.strip()
+        if self.message is None:
+            if text.startswith("  File "):
+                self.place = stripped
+            elif not text.startswith(" ") and _EXCEPTION.match(text):
+                self.message = stripped
+            return
+        # The exception's text may go on over several lines; a blank one or a new log line ends it.
+        if (
+            not stripped
+            or (level is not None and level != "ERROR")
+            or stripped.startswith(("During", "Traceback"))
+        ):
+            self._within = False
+        elif self.message.count("\n") < _MOST_LINES and not text.startswith("INFO:"):
+            self.message += "\n" + text.rstrip()
+
+    def report(self) -> str | None:
+        """The evidence to show: the first error and where it was raised, else the last lines, else None."""
+        if self.message is not None:
+            return f"{self.message}\n  at {self.place}" if self.place else self.message
+        return "\n".join(self.tail) or None

@@ -1,0 +1,169 @@
+"""From what someone asked for to what would be run: reads, plans, changes nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from glmspark.config import Recipe, load_recipe
+from glmspark.config.recipe import ModelSource
+from glmspark.errors import GlmsparkError, UsageError
+from glmspark.launch.command import Site, client_url, free_port, is_loopback, rank_argv, rank_env
+from glmspark.launch.record import Deployment, Endpoint, Home, Limits, RankRecord, home, new_id, scratch_of
+from glmspark.models.checkpoint import inspect_checkpoint
+from glmspark.models.source import locate
+from glmspark.nodes import processes
+from glmspark.nodes.facts.cpu import CORES
+from glmspark.nodes.facts.host import HOSTNAME
+from glmspark.nodes.facts.memory import MEMORY
+from glmspark.nodes.transport import Transport, gather
+from glmspark.plan import MachineFacts, Plan, plan_local
+
+KEY_ADVICE = (
+    "set GLMSPARK_API_KEY, or give --api-key-env NAME or --api-key-file FILE; --insecure serves without one"
+)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `glmspark up` was asked for. name: of the deployment, the recipe's if None. model: a directory to
+    serve instead of the recipe's model. timeout: seconds a start may take instead of the plan's."""
+
+    recipe: str = "glm-tiny"
+    name: str | None = None
+    tp: int | None = None
+    pp: int | None = None
+    host: str = "127.0.0.1"
+    port: int = 8000
+    key: str | None = None
+    insecure: bool = False
+    model: Path | None = None
+    keep: bool = False
+    timeout: float | None = None
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A request whose recipe was read and that may go on: everything but the plan."""
+
+    request: Request
+    recipe: Recipe
+    home: Home
+    tp: int
+    pp: int
+
+    def differs(self, deployment: Deployment) -> list[str]:
+        """In what a running deployment is not the one wanted, in words; empty when it is the same."""
+        plan, endpoint = deployment.plan, deployment.endpoint
+        found = []
+        if deployment.recipe != self.recipe_data():
+            found.append("another version of the recipe or another model")
+        if (plan["tp"], plan["pp"]) != (self.tp, self.pp):
+            found.append(f"TP{plan['tp']} PP{plan['pp']} instead of TP{self.tp} PP{self.pp}")
+        if (endpoint.host, endpoint.port) != (self.request.host, self.request.port):
+            found.append(
+                f"{endpoint.host}:{endpoint.port} instead of {self.request.host}:{self.request.port}"
+            )
+        if endpoint.needs_key != (self.request.key is not None):
+            found.append("with an API key" if endpoint.needs_key else "without an API key")
+        return found
+
+    def recipe_data(self) -> dict[str, Any]:
+        """The recipe as the record keeps it."""
+        return self.recipe.model_dump(mode="json")
+
+
+def read_request(request: Request) -> Wanted:
+    """Read the recipe and check what needs no look at the machine.
+
+    Raises RecipeError, and UsageError for an endpoint beyond this machine without a key.
+    """
+    recipe = load_recipe(request.recipe)
+    if request.model is not None:
+        source = ModelSource("path", str(request.model.expanduser().absolute()))
+        recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"source": source})})
+    if not is_loopback(request.host) and request.key is None and not request.insecure:
+        raise UsageError(
+            f"{request.host} can be reached from other machines, and no API key is set",
+            step="check the endpoint",
+            next=KEY_ADVICE,
+        )
+    tp, pp = request.tp, request.pp
+    if tp is None and pp is None:  # as the plan has it: one of them alone means the other is 1
+        tp, pp = recipe.layout.tp, recipe.layout.pp
+    return Wanted(request, recipe, home(request.name or recipe.name), tp or 1, pp or 1)
+
+
+def machine_facts(transport: Transport) -> MachineFacts:
+    """What the plan must know of a machine. Raises NodeError."""
+    memory = gather(transport, MEMORY)
+    return MachineFacts(
+        hostname=gather(transport, HOSTNAME),
+        cpus=gather(transport, CORES),
+        memory_total=memory.total,
+        memory_available=memory.available,
+    )
+
+
+def make_plan(wanted: Wanted, transport: Transport) -> Plan:
+    """The plan. Raises CheckpointError and PlanError; GlmsparkError where the engine is not installed."""
+    request = wanted.request
+    checkpoint = inspect_checkpoint(locate(wanted.recipe.model.source))
+    plan = plan_local(
+        wanted.recipe,
+        checkpoint,
+        facts=machine_facts(transport),
+        tp=request.tp,
+        pp=request.pp,
+        host=request.host,
+        port=request.port,
+    )
+    if importlib.util.find_spec("vllm") is None:
+        raise GlmsparkError(
+            "the local engine is not installed",
+            step="look for vLLM",
+            seen=f"{sys.executable} has no module vllm",
+            next="in a checkout: make serve; else: pip install 'glmspark[cpu]'",
+        )
+    return plan
+
+
+def make_record(wanted: Wanted, plan: Plan, *, now: float) -> Deployment:
+    """The record of a start that has not begun: what is run for each rank, and where."""
+    deployment_id = new_id()
+    site = Site(deployment_id, wanted.home.path, scratch_of(deployment_id), free_port("127.0.0.1"))
+    limits = Limits(start=float(plan.limits.start), join=float(plan.limits.join))
+    if wanted.request.timeout is not None:
+        limits = limits.model_copy(update={"start": wanted.request.timeout})
+    return Deployment(
+        id=deployment_id,
+        name=wanted.home.name,
+        boot_id=processes.boot_id(),
+        created=now,
+        since=now,
+        keep=wanted.request.keep,
+        recipe=wanted.recipe_data(),
+        plan=plan.to_json(),
+        endpoint=Endpoint(
+            host=plan.endpoint.host,
+            port=plan.endpoint.port,
+            url=client_url(plan.endpoint.host, plan.endpoint.port),
+            model=plan.served_name,
+            needs_key=wanted.request.key is not None,
+        ),
+        limits=limits,
+        scratch=str(site.scratch),
+        ranks=[
+            RankRecord(
+                rank=rank.rank,
+                node=rank.host,
+                argv=rank_argv(plan, rank.rank, site, python=sys.executable),
+                env=rank_env(plan, rank.rank, site),
+                log=str(wanted.home.rank_log(rank.rank)),
+            )
+            for rank in plan.ranks
+        ],
+    )

@@ -1,0 +1,286 @@
+"""The deployment record: what was started, where it stands, and why it ended. One directory per deployment.
+
+    STATE/deployments/NAME/
+        deployment.json   this record; written whole or not at all, only by who holds the lock
+        lock              held by `glmspark up` and then by the supervisor, for as long as anything may run
+        logs/rank-N.log   what the ranks print, logs/supervisor.log what the supervisor does
+        verdicts.json     the canaries' verdicts while they are being taken
+        api-key           mode 0600, only when the endpoint asks for a key
+
+The record holds no secret. It carries a version; a newer one is refused, not guessed at.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from glmspark.config import state_dir
+from glmspark.config.files import make_dir, read_json, write_atomic, write_json
+from glmspark.errors import StateError, UsageError
+from glmspark.nodes.processes import Identity
+
+VERSION = 1
+
+
+class State(StrEnum):
+    """Where a deployment stands. Ready and unproven serve; stopped and failed have nothing running."""
+
+    STARTING = "starting"
+    READY = "ready"
+    UNPROVEN = "unproven"  # a canary failed and --keep left it running
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended for good."""
+        return self in (State.STOPPED, State.FAILED)
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Process(_Part):
+    """A process of one boot; see nodes.processes.Identity."""
+
+    pid: int
+    started: int
+
+    @property
+    def identity(self) -> Identity:
+        """The same as the nodes room has it."""
+        return Identity(self.pid, self.started)
+
+    @classmethod
+    def of(cls, identity: Identity) -> Process:
+        """The record's form of an identity."""
+        return cls(pid=identity.pid, started=identity.started)
+
+
+class RankRecord(_Part):
+    """One rank. env: what was added to the environment, without secrets. since: Unix seconds."""
+
+    rank: int
+    node: str
+    argv: list[str]
+    env: dict[str, str]
+    log: str
+    process: Process | None = None
+    phase: str = "not started"
+    since: float = 0.0
+
+
+class Endpoint(_Part):
+    """Where it serves. host: what the server binds; url: what a client on this machine uses."""
+
+    host: str
+    port: int
+    url: str
+    model: str
+    needs_key: bool = False
+
+
+class Limits(_Part):
+    """Seconds a start may take: in all, waiting for one another, and answering the canaries."""
+
+    start: float = 300.0
+    join: float = 120.0
+    prove: float = 180.0
+
+
+class Reason(_Part):
+    """Why a deployment failed. seen: the evidence; next: what to do about it."""
+
+    what: str
+    rank: int | None = None
+    node: str | None = None
+    exit_code: int | None = None
+    signal: str | None = None
+    seen: str | None = None
+    next: str | None = None
+    at: float
+
+
+class Verdict(_Part):
+    """What one canary said. evidence: what was seen; causes: likely ones, for a canary that failed."""
+
+    name: str
+    probe: str
+    passed: bool
+    seconds: float
+    evidence: str
+    causes: list[str] = []
+
+
+class Deployment(_Part):
+    """The whole record. Times are Unix seconds."""
+
+    version: Literal[1] = 1
+    id: str
+    name: str
+    boot_id: str
+    created: float
+    state: State = State.STARTING
+    since: float
+    keep: bool = False
+    recipe: dict[str, Any]
+    plan: dict[str, Any]
+    endpoint: Endpoint
+    limits: Limits = Limits()
+    scratch: str
+    supervisor: Process | None = None
+    ranks: list[RankRecord]
+    proving: bool = False
+    verdicts: list[Verdict] = []
+    shared_memory: list[str] = []
+    reason: Reason | None = None
+
+    def turn(self, state: State, *, at: float | None = None) -> None:
+        """Go to another state, now or at a given time."""
+        self.state = state
+        self.since = time.time() if at is None else at
+
+
+class Home:
+    """The directory of one deployment."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.name = path.name
+        self.record_file = path / "deployment.json"
+        self.verdicts_file = path / "verdicts.json"
+        self.lock_file = path / "lock"
+        self.key_file = path / "api-key"
+        self.logs = path / "logs"
+        self.supervisor_log = self.logs / "supervisor.log"
+
+    def rank_log(self, rank: int) -> Path:
+        """Where a rank's output goes."""
+        return self.logs / f"rank-{rank}.log"
+
+    def read(self) -> Deployment | None:
+        """The record, None where there is none. StateError where it is damaged or of a newer glmspark."""
+        if not self.record_file.exists():
+            return None
+        value = read_json(self.record_file)
+        version = value.get("version") if isinstance(value, dict) else None
+        if isinstance(version, int) and version > VERSION:
+            raise StateError(
+                f"{self.record_file} was written by a newer glmspark (record version {version})",
+                step=f"read {self.record_file}",
+                next="use that glmspark to stop it, or upgrade this one",
+            )
+        try:
+            return Deployment.model_validate(value)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(str(part) for part in first["loc"]) or "the whole file"
+            raise StateError(
+                f"{self.record_file} is not a deployment record",
+                step=f"read {self.record_file}",
+                seen=f"{place}: {first['msg']}",
+                next=f"`glmspark down {self.name}` stops what it started and sets the record aside",
+            ) from error
+
+    def write(self, deployment: Deployment) -> None:
+        """Replace the record. StateError where the disk does not take it; the old record then stands."""
+        write_json(self.record_file, deployment.model_dump(mode="json"))
+
+    def write_verdicts(self, verdicts: list[Verdict]) -> None:
+        """Replace the verdicts taken so far."""
+        write_json(self.verdicts_file, [verdict.model_dump(mode="json") for verdict in verdicts])
+
+    def read_verdicts(self) -> list[Verdict]:
+        """The verdicts taken so far; none where there is no file yet."""
+        if not self.verdicts_file.exists():
+            return []
+        try:
+            return [Verdict.model_validate(value) for value in read_json(self.verdicts_file)]
+        except (ValidationError, TypeError) as error:
+            raise StateError(f"{self.verdicts_file} does not hold verdicts", seen=str(error)[:200]) from error
+
+    def write_key(self, key: str) -> None:
+        """Keep the API key where only the owner reads it."""
+        write_atomic(self.key_file, key.encode(), mode=0o600)
+
+    def read_key(self) -> str | None:
+        """The API key, None where the endpoint asks for none. StateError where it cannot be read."""
+        try:
+            return self.key_file.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise StateError(f"cannot read {self.key_file}", seen=str(error)) from error
+
+    def prepare(self) -> None:
+        """Make the directories, and room for a new start: the last one's logs move to logs.previous.
+
+        StateError where the disk does not take it. To be called with the lock held.
+        """
+        make_dir(self.path)
+        previous = self.path / "logs.previous"
+        try:
+            for leftover in self.path.glob(".*.tmp"):  # of a write that was killed
+                leftover.unlink(missing_ok=True)
+            self.verdicts_file.unlink(missing_ok=True)
+            self.key_file.unlink(missing_ok=True)
+            if self.logs.exists():
+                shutil.rmtree(previous, ignore_errors=True)
+                self.logs.rename(previous)
+        except OSError as error:
+            raise StateError(
+                f"cannot make room in {self.path}: {error.strerror}",
+                step=f"prepare {self.path}",
+                seen=str(error),
+            ) from error
+        make_dir(self.logs)
+
+
+def deployments_dir() -> Path:
+    """Where the deployments of this user lie."""
+    return state_dir() / "deployments"
+
+
+def home(name: str) -> Home:
+    """The directory of a deployment, whether it exists or not. UsageError for what is no name."""
+    if not name or name.startswith(".") or "/" in name or "\0" in name:
+        raise UsageError(f"{name!r} is not a deployment name", next="`glmspark status` shows the names")
+    return Home(deployments_dir() / name)
+
+
+def homes() -> Iterator[Home]:
+    """The directories of all deployments of this user that have a record, by name."""
+    try:
+        found = sorted(entry for entry in deployments_dir().iterdir() if entry.is_dir())
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise StateError(f"cannot read {deployments_dir()}: {error.strerror}", seen=str(error)) from error
+    for path in found:
+        if (path / "deployment.json").exists():
+            yield Home(path)
+
+
+def new_id() -> str:
+    """A name for one start that no other start has."""
+    return secrets.token_hex(8)
+
+
+def scratch_of(deployment_id: str) -> Path:
+    """The start's own directory for sockets and temporary files.
+
+    It is short because a socket's path holds at most 107 bytes, and named after the start so that whoever
+    cleans up knows it without having been told.
+    """
+    return Path(tempfile.gettempdir()) / f"glmspark-{deployment_id}"

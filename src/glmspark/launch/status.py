@@ -1,0 +1,188 @@
+"""Where deployments stand, from their records, their processes and vLLM's metrics."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import httpx
+
+from glmspark.errors import StateError, UsageError
+from glmspark.launch import lock as locks
+from glmspark.launch.metrics import Sample, parse_metrics, tokens_per_second
+from glmspark.launch.record import Deployment, Home, State, Verdict, home, homes
+from glmspark.launch.watch import VITAL_TITLE
+from glmspark.nodes import processes
+
+LOST = "lost"
+"""State of a deployment whose record says that it runs while nobody answers for it."""
+
+
+@dataclass(frozen=True)
+class RankStatus:
+    """One rank. processes: titles of its engine core and workers. memory: bytes of them all (PSS)."""
+
+    rank: int
+    node: str
+    pid: int | None
+    alive: bool
+    phase: str
+    processes: list[str]
+    memory: int
+    log: str
+
+
+@dataclass(frozen=True)
+class Load:
+    """What the engine does now. tokens_per_second: generated, over the time between two looks."""
+
+    running: float | None
+    waiting: float | None
+    kv_usage: float | None
+    tokens_per_second: float | None
+    finished: float | None
+
+
+@dataclass(frozen=True)
+class Status:
+    """One deployment. uptime: seconds since it became ready. load: None where the metrics do not answer."""
+
+    name: str
+    state: str
+    endpoint: str
+    model: str
+    created: float
+    uptime: float | None
+    ranks: list[RankStatus]
+    load: Load | None
+    verdicts: list[Verdict]
+    reason: dict[str, Any] | None
+    directory: str
+
+    @property
+    def exit_code(self) -> int:
+        """0 ready, 1 failed, lost or unproven, 3 not ready: starting, stopping or stopped."""
+        if self.state == State.READY:
+            return 0
+        return 1 if self.state in (State.FAILED, State.UNPROVEN, LOST) else 3
+
+    def to_json(self) -> dict[str, Any]:
+        """The status as JSON data."""
+        value = asdict(self)
+        value["verdicts"] = [verdict.model_dump(mode="json") for verdict in self.verdicts]
+        return value
+
+
+def look(place: Home, *, sample: float = 0.5) -> Status | None:
+    """The status of a deployment, None where there is no record. sample: seconds between two looks at the
+    metrics.
+
+    Raises StateError where the record cannot be read.
+    """
+    deployment = place.read()
+    if deployment is None:
+        return None
+    running = not deployment.state.over and locks.held(place.lock_file)
+    if not running and not deployment.state.over:
+        deployment = place.read() or deployment  # it may have ended between the two looks
+    serving = running and deployment.state in (State.READY, State.UNPROVEN)
+    return Status(
+        name=place.name,
+        state=str(deployment.state) if running or deployment.state.over else LOST,
+        endpoint=deployment.endpoint.url,
+        model=deployment.endpoint.model,
+        created=deployment.created,
+        uptime=time.time() - deployment.since if serving else None,
+        ranks=_ranks(deployment),
+        load=_load(deployment, sample) if serving else None,
+        verdicts=deployment.verdicts or (place.read_verdicts() if running else []),
+        reason=deployment.reason.model_dump(mode="json") if deployment.reason else None,
+        directory=str(place.path),
+    )
+
+
+def _ranks(deployment: Deployment) -> list[RankStatus]:
+    stats = processes.all_stats()
+    found = []
+    for rank in deployment.ranks:
+        alive = rank.process is not None and processes.is_alive(rank.process.identity)
+        family = [rank.process.pid] if rank.process is not None and alive else []
+        family += [stat.pid for stat in processes.descendants(family, stats) if not stat.ended]
+        titles = [processes.command(pid) for pid in family]
+        found.append(
+            RankStatus(
+                rank=rank.rank,
+                node=rank.node,
+                pid=rank.process.pid if rank.process else None,
+                alive=alive,
+                phase=rank.phase if alive else "ended",
+                processes=[title for title in titles if title.startswith(VITAL_TITLE)],
+                memory=sum(processes.memory(pid) for pid in family),
+                log=rank.log,
+            )
+        )
+    return found
+
+
+def _load(deployment: Deployment, seconds: float) -> Load | None:
+    url = f"{deployment.endpoint.url.removesuffix('/v1')}/metrics"
+    try:
+        with httpx.Client(trust_env=False, timeout=5.0) as client:
+            before, begin = _sample(client, url), time.monotonic()
+            time.sleep(seconds)
+            after, end = _sample(client, url), time.monotonic()
+    except (httpx.HTTPError, ValueError):
+        return None
+    return Load(
+        running=after.running,
+        waiting=after.waiting,
+        kv_usage=after.kv_usage,
+        tokens_per_second=tokens_per_second(before, after, end - begin),
+        finished=after.finished,
+    )
+
+
+def _sample(client: httpx.Client, url: str) -> Sample:
+    response = client.get(url)
+    response.raise_for_status()
+    return parse_metrics(response.text)
+
+
+def unfinished(place: Home) -> bool:
+    """Whether something of a deployment runs, or may have been left: all but what has ended in order."""
+    if locks.held(place.lock_file):
+        return True
+    try:
+        deployment = place.read()
+    except StateError:
+        return True
+    return deployment is not None and not deployment.state.over
+
+
+def pick(name: str | None, *, serving: bool = False) -> Home:
+    """The deployment a command without a name means: the only one there is, or the only one that runs.
+
+    serving: it must answer requests. Raises UsageError where there is none or no telling which.
+    """
+    known = [home(name)] if name is not None else list(homes())
+    known = [one for one in known if one.record_file.exists()]
+    if not known:
+        raise UsageError(
+            f"there is no deployment {name}" if name is not None else "nothing was ever started here",
+            next="`glmspark up` serves glm-tiny on this machine",
+        )
+    running = [one for one in known if locks.held(one.lock_file)]
+    chosen = running if running or serving else known
+    if len(chosen) > 1:
+        raise UsageError(f"which one? there are {', '.join(one.name for one in chosen)}", next="name it")
+    if not chosen:
+        raise UsageError(
+            f"{known[0].name} does not run" if len(known) == 1 else "nothing runs",
+            next="`glmspark status` says why, `glmspark up` starts it",
+        )
+    if serving:
+        deployment = chosen[0].read()
+        if deployment is None or deployment.state not in (State.READY, State.UNPROVEN):
+            raise UsageError(f"{chosen[0].name} is not ready", next="`glmspark status` shows how far it is")
+    return chosen[0]

@@ -1,0 +1,430 @@
+"""The process that answers for a deployment: `python -m glmspark.launch.supervisor DIRECTORY --lock FD`.
+
+It starts the ranks, watches them, has them proven, keeps the record, and stops all of them together when one
+ends, when time runs out, or when it is asked to (SIGTERM). It runs in a session of its own with a single
+thread, and holds the deployment's lock for as long as it lives. Until the deployment is ready it also ends
+when whoever started it does (end of file on standard input).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from glmspark.errors import GlmsparkError
+from glmspark.launch import phases, ranks, sweep
+from glmspark.launch.command import KEY_VARIABLE, inherited_env
+from glmspark.launch.faults import FirstError
+from glmspark.launch.phases import Phase, Progress
+from glmspark.launch.reaper import Reaper, fork_reaper
+from glmspark.launch.record import Deployment, Home, Process, RankRecord, Reason, State, Verdict
+from glmspark.launch.tail import Tail, truncate_large
+from glmspark.launch.watch import Ended, Watch, oom_kills
+from glmspark.nodes import processes
+
+GRACE = 2.0
+"""Seconds the ranks get to end by themselves; `down` as a whole has 5."""
+
+_BUSY_TICK, _READY_TICK = 0.25, 1.0
+_LOOK_EVERY = 15.0  # seconds between looks for new processes and segments once it is ready
+_MOST_LOG = 64 << 20  # bytes of one rank's log
+
+
+@dataclass
+class Rank:
+    """One rank as the supervisor has it."""
+
+    record: RankRecord
+    process: subprocess.Popen[bytes]
+    tail: Tail
+    progress: Progress = field(default_factory=Progress)
+    fault: FirstError = field(default_factory=FirstError)
+
+
+class Supervisor:
+    """One deployment's whole life; `run` returns when nothing of it runs any more."""
+
+    def __init__(self, home: Home, deployment: Deployment, *, starter: int | None) -> None:
+        self.home = home
+        self.deployment = deployment
+        self.ranks: dict[int, Rank] = {}
+        self.prover: subprocess.Popen[bytes] | None = None
+        self.reaper: Reaper | None = None
+        self.began = time.monotonic()
+        self.joined: float | None = None
+        self.proving_since = 0.0
+        self._kills = oom_kills()
+        self._asked = False
+        self._dirty = True
+        self._looked = 0.0
+        self._selector = selectors.DefaultSelector()
+        self._watch = Watch(self._selector)
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._selector.register(self._wake_read, selectors.EVENT_READ, "signal")
+        self._starter = starter
+        if starter is not None:
+            self._selector.register(starter, selectors.EVENT_READ, "starter")
+
+    # -- life ---------------------------------------------------------------------------------------------
+
+    def run(self, keep: set[int]) -> int:
+        """Start, watch, stop. keep: files the reaper must hold as well. Returns the exit code."""
+        self._listen()
+        ranks.become_subreaper()
+        self.reaper = fork_reaper(self.home, keep)
+        reason: Reason | None = None
+        try:
+            self._start()
+            reason = self._serve(keep)
+        except GlmsparkError as error:
+            reason = self._reason(error.message, node=error.host, seen=error.seen, next_step=error.next)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the ranks must not outlive it
+            traceback.print_exc()
+            reason = self._reason(
+                f"the supervisor failed: {error!r}", next_step=f"see {self.home.supervisor_log}"
+            )
+        self._finish(reason)
+        return 0 if reason is None else 1
+
+    def _listen(self) -> None:
+        for number in (signal.SIGHUP, signal.SIGPIPE):
+            signal.signal(number, signal.SIG_IGN)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._ask)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+
+    def _ask(self, *_: object) -> None:
+        self._asked = True
+
+    def _start(self) -> None:
+        own = processes.identify(os.getpid())
+        self.deployment.supervisor = Process.of(own) if own else None
+        Path(self.deployment.scratch).mkdir(mode=0o700)
+        base = inherited_env(os.environ)
+        key = self.home.read_key()
+        for record in reversed(self.deployment.ranks):  # followers first: the head forms the group
+            env = {**base, **record.env}
+            if key is not None and record.rank == 0:
+                env[KEY_VARIABLE] = key
+            log = self.home.rank_log(record.rank)
+            process = ranks.start(record.argv, env, log, self.home.path, host=record.node)
+            self.ranks[record.rank] = Rank(record, process, Tail(log))
+            identity = processes.identify(process.pid)
+            if identity is not None:
+                record.process = Process.of(identity)
+                self._watch.add(record.rank, identity)
+            record.phase, record.since = Phase.STARTING.label, time.time()
+        self._save()
+
+    def _serve(self, keep: set[int]) -> Reason | None:
+        """The loop. Returns None when asked to stop, else why it must."""
+        while True:
+            events = self._selector.select(_READY_TICK if self._settled else _BUSY_TICK)
+            for key, _ in events:
+                if key.data == "signal":
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(self._wake_read, 4096)
+                elif key.data == "starter" and self._starter_gone():
+                    return self._reason("`glmspark up` ended before the deployment was ready")
+            if self._asked:
+                return None
+            self._read_logs()
+            if ended := self._watch.ended(events):
+                return self._describe(ended[0])
+            self._reap(keep)
+            for rank in self.ranks.values():  # one that ended before its pidfd was open
+                if rank.record.process is None and rank.process.poll() is not None:
+                    return self._describe_main(rank, rank.process.returncode)
+            if reason := self._advance():
+                return reason
+            self._look()
+            if self._dirty:
+                self._save()
+
+    @property
+    def _settled(self) -> bool:
+        return self.deployment.state in (State.READY, State.UNPROVEN)
+
+    def _starter_gone(self) -> bool:
+        assert self._starter is not None  # noqa: S101 - registered only then
+        if os.read(self._starter, 64):
+            return False
+        self._selector.unregister(self._starter)
+        return not self._settled
+
+    # -- looking ------------------------------------------------------------------------------------------
+
+    def _read_logs(self) -> None:
+        for rank in self.ranks.values():
+            before = rank.progress
+            for line in rank.tail.lines():
+                rank.progress = phases.advance(rank.progress, line)
+                rank.fault.feed(line)
+            if str(rank.progress) != str(before):
+                rank.record.phase, rank.record.since = str(rank.progress), time.time()
+                self._dirty = True
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        if self._settled and now - self._looked < _LOOK_EVERY:
+            return
+        self._looked = now
+        mains = {
+            number: rank.record.process.identity for number, rank in self.ranks.items() if rank.record.process
+        }
+        stats = processes.all_stats()
+        self._watch.discover(mains, stats)
+        family = [main.pid for main in mains.values()]
+        family += [stat.pid for stat in processes.descendants(family, stats)]
+        used = sorted(processes.shared_memory(family))
+        if used != self.deployment.shared_memory:
+            self.deployment.shared_memory, self._dirty = used, True
+        if self._settled:
+            for number in self.ranks:
+                truncate_large(self.home.rank_log(number), _MOST_LOG)
+
+    def _reap(self, keep: set[int]) -> None:
+        """Take the exit status of every child that ended, those inherited as subreaper among them."""
+        own = {rank.process.pid: rank.process for rank in self.ranks.values()}
+        if self.prover is not None:
+            own[self.prover.pid] = self.prover
+        while True:
+            try:
+                child = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if child is None:
+                return
+            if child.si_pid in own:
+                own[child.si_pid].poll()
+            else:
+                os.waitpid(child.si_pid, 0)
+            if self.reaper is not None and child.si_pid == self.reaper.pid:
+                self.reaper.abandon()
+                self.reaper = fork_reaper(self.home, keep)
+
+    # -- phases -------------------------------------------------------------------------------------------
+
+    def _advance(self) -> Reason | None:
+        """Go on where the ranks allow it; a reason to stop where time has run out."""
+        if self._settled:
+            return None
+        now, limits = time.monotonic(), self.deployment.limits
+        if self.prover is not None:
+            return self._follow_proof(now)
+        if self.ranks[0].progress.phase >= Phase.SERVING:
+            self._prove(now)
+            return None
+        if self.joined is None and all(rank.progress.phase >= Phase.JOINING for rank in self.ranks.values()):
+            self.joined = now
+        waiting = [rank for rank in self.ranks.values() if rank.progress.phase is Phase.JOINING]
+        if self.joined is not None and waiting and now - self.joined > limits.join:
+            return self._late(waiting[0], "the ranks did not find one another", limits.join)
+        if now - self.began > limits.start:
+            slowest = min(self.ranks.values(), key=lambda rank: rank.progress.phase)
+            return self._late(slowest, "not serving", limits.start)
+        return None
+
+    def _late(self, rank: Rank, what: str, seconds: float) -> Reason:
+        advice = (
+            "check that all ranks' addresses and interfaces are of one network and that nothing filters it"
+            if rank.progress.phase is Phase.JOINING
+            else f"see {rank.record.log}; --timeout gives it longer"
+        )
+        return self._reason(
+            f"{what} within {seconds:g} s: rank {rank.record.rank} is still {rank.progress}",
+            rank=rank.record.rank,
+            node=rank.record.node,
+            seen=rank.fault.report(),
+            next_step=advice,
+        )
+
+    def _prove(self, now: float) -> None:
+        argv = [sys.executable, "-m", "glmspark.launch.prove", str(self.home.path)]
+        env = {**inherited_env(os.environ), **self._marks()}
+        self.prover = ranks.start(argv, env, self.home.supervisor_log, self.home.path, host="this machine")
+        self.proving_since = now
+        self.deployment.proving, self._dirty = True, True
+
+    def _marks(self) -> dict[str, str]:
+        return {sweep.ID_VARIABLE: self.deployment.id, sweep.HOME_VARIABLE: str(self.home.path)}
+
+    def _follow_proof(self, now: float) -> Reason | None:
+        assert self.prover is not None  # noqa: S101 - the caller looked
+        code = self.prover.poll()
+        if code is None:
+            if now - self.proving_since <= self.deployment.limits.prove:
+                return None
+            self.prover.kill()
+            self.prover.wait()
+        verdicts = self.home.read_verdicts()
+        self.deployment.verdicts, self.deployment.proving, self._dirty = verdicts, False, True
+        self.prover = None
+        if code == 0:
+            self.deployment.turn(State.READY)
+            return None
+        reason = self._unproven(verdicts, code)
+        if self.deployment.keep:
+            self.deployment.reason = reason
+            self.deployment.turn(State.UNPROVEN)
+            return None
+        return reason
+
+    def _unproven(self, verdicts: list[Verdict], code: int | None) -> Reason:
+        failed = [verdict for verdict in verdicts if not verdict.passed]
+        if not failed:
+            how = "did not end in time" if code is None else f"ended with exit code {code}"
+            return self._reason(f"proving the endpoint {how}", next_step=f"see {self.home.supervisor_log}")
+        first = failed[0]
+        names = ", ".join(verdict.name for verdict in failed)
+        causes = "; ".join(first.causes)
+        return self._reason(
+            f"{len(failed)} of {len(verdicts)} canaries failed: {names}",
+            seen=f"{first.name}: {first.evidence}",
+            next_step=f"likely causes: {causes}" if causes else f"see {self.home.rank_log(0)}",
+        )
+
+    # -- the end ------------------------------------------------------------------------------------------
+
+    def _describe(self, ended: Ended) -> Reason:
+        rank = self.ranks[ended.rank]
+        if not ended.title:
+            rank.process.wait()
+            return self._describe_main(rank, rank.process.returncode)
+        # The main process of a rank often ends of the same cause an instant later; the worker came first.
+        time.sleep(0.1)
+        self._read_logs()
+        who = f"rank {ended.rank}'s process {ended.title.removeprefix('VLLM::')} (pid {ended.identity.pid})"
+        if ended.wait_status is None:
+            return self._ended(rank, f"{who} ended", None, None)
+        code, killer, words = ranks.describe_status(ended.wait_status)
+        return self._ended(rank, f"{who} {words}", code, killer)
+
+    def _describe_main(self, rank: Rank, returncode: int) -> Reason:
+        status = -returncode if returncode < 0 else returncode << 8
+        code, killer, words = ranks.describe_status(status)
+        self._read_logs()
+        return self._ended(rank, f"rank {rank.record.rank} (pid {rank.process.pid}) {words}", code, killer)
+
+    def _ended(self, rank: Rank, what: str, code: int | None, killer: str | None) -> Reason:
+        silent = rank.fault.message is None
+        advice = f"see {rank.record.log}"
+        if killer == "SIGKILL" or (code is None and killer is None and silent):
+            oom = oom_kills() - self._kills
+            advice = (
+                f"the kernel's out-of-memory killer acted {oom} time(s) since the start: free some memory"
+                if oom > 0
+                else "something outside killed it; `glmspark up` starts the deployment again"
+            )
+        return self._reason(
+            what,
+            rank=rank.record.rank,
+            node=rank.record.node,
+            seen=rank.fault.report(),
+            next_step=advice,
+            exit_code=code,
+            killer=killer,
+        )
+
+    def _reason(
+        self,
+        what: str,
+        *,
+        rank: int | None = None,
+        node: str | None = None,
+        seen: str | None = None,
+        next_step: str | None = None,
+        exit_code: int | None = None,
+        killer: str | None = None,
+    ) -> Reason:
+        return Reason(
+            what=what,
+            rank=rank,
+            node=node,
+            exit_code=exit_code,
+            signal=killer,
+            seen=seen,
+            next=next_step,
+            at=time.time(),
+        )
+
+    def _finish(self, reason: Reason | None) -> None:
+        """Stop everything, remove what it made, and close the record."""
+        if reason is not None:
+            print(f"failed: {reason.what}", flush=True)
+        self.deployment.reason = reason
+        self.deployment.turn(State.STOPPING)
+        self._save()
+        memory = set(self.deployment.shared_memory) | sweep.segments(sweep.members(self.home.path))
+        for rank in self.ranks.values():
+            if rank.process.poll() is None:
+                rank.process.send_signal(signal.SIGTERM)
+        self._drain(GRACE)
+        swept = sweep.sweep(self.home.path, Path(self.deployment.scratch), memory)
+        self._drain(0.5)
+        print(f"stopped; killed {swept.processes}, removed {swept.files}, left {swept.stubborn}", flush=True)
+        self._watch.close()
+        self.deployment.supervisor = None
+        self.deployment.proving = False
+        self.deployment.shared_memory = []
+        self.deployment.turn(State.FAILED if reason is not None else State.STOPPED)
+        for _ in range(
+            20
+        ):  # the record must not go on saying that it runs, even if the disk is full for a moment
+            if self._save():
+                break
+            time.sleep(0.1)
+        if self.reaper is not None:
+            self.reaper.dismiss()
+
+    def _drain(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and sweep.members(self.home.path):
+            self._reap_quietly()
+            time.sleep(0.05)
+        self._reap_quietly()
+
+    def _reap_quietly(self) -> None:
+        for rank in self.ranks.values():
+            rank.process.poll()
+        if self.prover is not None:
+            self.prover.poll()
+
+    def _save(self) -> bool:
+        """Write the record; a full disk is said once in the log and tried again at the next change."""
+        try:
+            self.home.write(self.deployment)
+        except GlmsparkError as error:
+            print(f"cannot write the record: {error.message}", flush=True)
+            return False
+        self._dirty = False
+        return True
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Supervise the deployment in a directory whose record is there and whose lock is held."""
+    words = sys.argv[1:] if argv is None else argv
+    if len(words) != 3 or words[1] != "--lock" or not words[2].isdecimal():
+        print("usage: python -m glmspark.launch.supervisor DIRECTORY --lock FD", file=sys.stderr)
+        return 2
+    home, lock = Home(Path(words[0])), int(words[2])
+    os.set_inheritable(lock, False)  # the ranks must not hold it
+    os.chdir(home.path)
+    deployment = home.read()
+    if deployment is None:
+        print(f"no record in {home.path}", file=sys.stderr)
+        return 2
+    return Supervisor(home, deployment, starter=0).run({lock})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+"""Leaving nothing behind: processes, shared memory and sockets of a deployment, and nothing else.
+
+vLLM's processes leave segments in /dev/shm and sockets in the temporary directory even when they are asked to
+stop, and all of it when they are killed. What is ours is known from the marker in a process's environment,
+from what those processes have mapped, and from the start's own scratch directory.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from glmspark.nodes import processes
+from glmspark.nodes.processes import Identity
+
+ID_VARIABLE = "GLMSPARK_DEPLOYMENT"
+"""Environment variable with the id of the start a process belongs to."""
+HOME_VARIABLE = "GLMSPARK_DEPLOYMENT_DIR"
+"""Environment variable with the deployment's directory: with the lock held, whatever has it is left over."""
+
+_TRACKER = "multiprocessing.resource_tracker"
+
+
+@dataclass
+class Swept:
+    """What was found and removed. stubborn: what would not go."""
+
+    processes: list[str] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
+    stubborn: list[str] = field(default_factory=list)
+
+
+def members(home: Path) -> list[Identity]:
+    """Living processes of a deployment, the supervisor not among them."""
+    own = os.getpid()
+    return [one for one in processes.marked(HOME_VARIABLE, str(home)) if one.pid != own]
+
+
+def segments(identities: Iterable[Identity]) -> set[str]:
+    """Shared memory files the processes have mapped or open now."""
+    return processes.shared_memory(identity.pid for identity in identities)
+
+
+def sweep(home: Path, scratch: Path | None, known: Iterable[str] = ()) -> Swept:
+    """Kill what is left of a deployment and remove its files.
+
+    known: shared memory files it was seen to use before. A file that some living process still has mapped is
+    another's by now and stays. To be called by who holds the deployment's lock.
+    """
+    result = Swept()
+    left = members(home)
+    memory = set(known) | segments(left)
+    # Python's resource tracker goes by itself once its process has gone, and takes its segments along.
+    trackers = [one for one in left if _TRACKER in processes.command(one.pid)]
+    for group, patience in (([one for one in left if one not in trackers], 3.0), (trackers, 0.0)):
+        if group is trackers:
+            processes.wait_gone(trackers, 1.0)
+        for identity in group:
+            title = processes.command(identity.pid)
+            if processes.send(identity, signal.SIGKILL):
+                result.processes.append(f"{identity.pid} ({title[:80]})")
+        result.stubborn += [f"process {one.pid}" for one in processes.wait_gone(group, patience or 1.0)]
+    _remove_memory(memory, result)
+    if (
+        scratch is not None
+        and scratch.name.startswith("glmspark-")
+        and scratch.is_dir()
+        and not scratch.is_symlink()
+    ):
+        shutil.rmtree(scratch, ignore_errors=True)
+        (result.stubborn if scratch.exists() else result.files).append(str(scratch))
+    return result
+
+
+def _remove_memory(paths: set[str], result: Swept) -> None:
+    mine = {path for path in paths if path.startswith(processes.SHARED_MEMORY) and os.path.lexists(path)}
+    if not mine:
+        return
+    used = processes.shared_memory(stat.pid for stat in processes.all_stats())
+    for path in sorted(mine - used):
+        try:
+            Path(path).unlink()
+            result.files.append(path)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            result.stubborn.append(f"{path}: {error.strerror}")
