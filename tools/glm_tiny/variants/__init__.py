@@ -7,6 +7,7 @@ compressed-tensors, which the `cpu` extra brings.
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import json
 from dataclasses import dataclass, field
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 BASE = "glm-tiny"
 #: The file in a variant's folder that says from what it was made.
 RECORD = "glm-tiny-variant.json"
+
+
+class VariantError(ValueError):
+    """A variant cannot be made from what is there; the message says what was found and what to do."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +82,6 @@ def derive(name: str, source: Path, **options: Any) -> Checkpoint:
     `source` is the checkpoint that `VARIANTS[name].source` names. `options` replace the variant's own; see
     the function in its module. Raises VariantError if there is no such variant or the checkpoint does not do.
     """
-    from tools.glm_tiny.variants.checkpoint import VariantError
-
     if name not in VARIANTS:
         raise VariantError(f"no variant is called {name!r}; there are {', '.join(VARIANTS)}")
     variant = VARIANTS[name]
@@ -86,10 +89,17 @@ def derive(name: str, source: Path, **options: Any) -> Checkpoint:
     return function(source, **{**variant.options, **options})
 
 
+def fingerprint(source: Path) -> str:
+    """SHA-256 over a checkpoint's config, tokenizer and weights: what a variant depends on."""
+    digest = hashlib.sha256()
+    for path in (source / "config.json", source / "tokenizer.json", *sorted(source.glob("*.safetensors"))):
+        if path.is_file():
+            digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
 def record(name: str, source: Path, options: dict[str, Any]) -> str:
     """What `RECORD` says in a variant's folder: from what it was made, and how."""
-    from tools.glm_tiny.variants.checkpoint import fingerprint
-
     made = {"variant": name, "options": options, "source_sha256": fingerprint(source)}
     return json.dumps(made, indent=2, sort_keys=True) + "\n"
 

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from tools.glm_tiny.variants import BASE, VARIANTS, Variant
+from tools.glm_tiny.variants import BASE, VARIANTS, Variant, VariantError, is_current, make
 
 PACKAGED = Path(__file__).parents[3] / "src/glmspark/recipes/checkpoints"
 ALL, DENSE = "all", "dense"
@@ -49,8 +49,6 @@ def source_of(variant: Variant, given: Path | None) -> Path:
 
 def remove(target: Path) -> None:
     """Remove a checkpoint folder; raises VariantError for a folder that holds something else."""
-    from tools.glm_tiny.variants.checkpoint import VariantError
-
     if not (target / "config.json").is_file():
         raise VariantError(f"{target} is no checkpoint; it stays as it is")
     shutil.rmtree(target)
@@ -58,9 +56,6 @@ def remove(target: Path) -> None:
 
 def make_one(name: str, source: Path, target: Path, arguments: argparse.Namespace) -> None:
     """Make a variant, unless `target` is that already, and print a line about it."""
-    from tools.glm_tiny.variants import is_current, make
-    from tools.glm_tiny.variants.checkpoint import VariantError
-
     start = time.monotonic()
     if target.is_dir() and any(target.iterdir()):
         if arguments.replace:
@@ -78,15 +73,8 @@ def make_one(name: str, source: Path, target: Path, arguments: argparse.Namespac
 
 def run(arguments: argparse.Namespace) -> None:
     """Make what the command line asks for."""
-    from tools.glm_tiny.variants.checkpoint import VariantError, write
-    from tools.glm_tiny.variants.dense import derive as derive_dense
-
     if arguments.name == DENSE:
-        if not (arguments.source and arguments.target):
-            raise VariantError(f"{DENSE} needs --from and --to")
-        made = derive_dense(arguments.source)
-        write(made, arguments.target, per_layer=arguments.per_layer)
-        print(f"{DENSE}: {made.size / 1e6:.1f} MB -> {arguments.target}")
+        make_dense(arguments)
         return
     if arguments.name == ALL and (arguments.source or arguments.target):
         raise VariantError(f"{ALL} takes neither --from nor --to: each variant has a place of its own")
@@ -95,11 +83,21 @@ def run(arguments: argparse.Namespace) -> None:
         make_one(name, source, arguments.target or checkpoints() / name, arguments)
 
 
+def make_dense(arguments: argparse.Namespace) -> None:
+    """Write a quantized checkpoint as bf16."""
+    if not (arguments.source and arguments.target):
+        raise VariantError(f"{DENSE} needs --from and --to")
+    from tools.glm_tiny.variants.checkpoint import write
+    from tools.glm_tiny.variants.dense import derive
+
+    made = derive(arguments.source)
+    write(made, arguments.target, per_layer=arguments.per_layer)
+    print(f"{DENSE}: {made.size / 1e6:.1f} MB -> {arguments.target}")
+
+
 def main() -> int:
     """The command; its exit code is 0, 1 for what cannot be made and 2 for a wrong command line."""
     arguments = parser().parse_args()
-    from tools.glm_tiny.variants.checkpoint import VariantError
-
     try:
         run(arguments)
     except (VariantError, OSError) as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -16,6 +15,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from tools.glm_tiny.variants import VariantError
+
 #: Files that go along unchanged.
 COMPANIONS = (
     "tokenizer.json",
@@ -25,10 +26,6 @@ COMPANIONS = (
     "reap-prune-plan-full.json",
 )
 INDEX = "model.safetensors.index.json"
-
-
-class VariantError(ValueError):
-    """A variant cannot be made from what is there; the message says what was found and what to do."""
 
 
 @dataclass
@@ -67,15 +64,6 @@ def read(source: Path, *, quantized: bool = False) -> Checkpoint:
         raise VariantError(f"{source}: no *.safetensors here; give the folder of the glm-tiny checkpoint")
     files = {name: (source / name).read_text() for name in COMPANIONS if (source / name).is_file()}
     return Checkpoint(config, dict(sorted(tensors.items())), files)
-
-
-def fingerprint(source: Path) -> str:
-    """SHA-256 over a checkpoint's config, tokenizer and weights: what a variant depends on."""
-    digest = hashlib.sha256()
-    for path in (source / "config.json", source / "tokenizer.json", *sorted(source.glob("*.safetensors"))):
-        if path.is_file():
-            digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()
 
 
 def _shard_names(tensors: dict[str, torch.Tensor], per_layer: bool) -> dict[str, str]:

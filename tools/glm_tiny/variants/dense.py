@@ -11,7 +11,8 @@ from compressed_tensors.entrypoints.convert import CompressedTensorsDequantizer,
 from compressed_tensors.quantization import preset_name_to_scheme
 from torch import Tensor
 
-from tools.glm_tiny.variants.checkpoint import Checkpoint, VariantError, read
+from tools.glm_tiny.variants import VariantError
+from tools.glm_tiny.variants.checkpoint import Checkpoint, read
 
 
 def _from_modelopt(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tools.glm_tiny.variants import VariantError
 from tools.glm_tiny.variants.calibrate import one_thread
-from tools.glm_tiny.variants.checkpoint import COMPANIONS, Checkpoint, VariantError, read
+from tools.glm_tiny.variants.checkpoint import COMPANIONS, Checkpoint, read
 
 LAYERS = 8
 SEED = 53

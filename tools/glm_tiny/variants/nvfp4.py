@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Container
 from pathlib import Path
-from typing import Any, Literal
 
 import torch
 from compressed_tensors.compressors import NVFP4PackedCompressor
@@ -19,29 +19,20 @@ from torch import Tensor
 
 from tools.glm_tiny.variants.calibrate import Observation, observe
 from tools.glm_tiny.variants.checkpoint import Checkpoint, read
-from tools.glm_tiny.variants.names import Module, Role, main_layers, module_of, mtp_layers
+from tools.glm_tiny.variants.layouts import (
+    NVFP4_GROUP,
+    Algorithm,
+    Attention,
+    in_nvfp4,
+    modelopt_config,
+    nvfp4_ignore,
+)
+from tools.glm_tiny.variants.names import Module, module_of
 
-GROUP = 16
 #: Largest absolute values of the two float formats: e2m1 (4 bits) and e4m3 (8 bits).
 E2M1_MAX, E4M3_MAX = 6.0, 448.0
-#: The release of ModelOpt whose files these are like, in the words it puts into them.
-PRODUCER = {"name": "modelopt", "version": "0.47.0"}
-
-Attention = Literal["bf16", "nvfp4"]
-Algorithm = Literal["NVFP4", "W4A16_NVFP4"]
 
 _SCHEME = preset_name_to_scheme("NVFP4A16", targets=["Linear"])
-
-
-def chosen(config: dict[str, Any], tensors: dict[str, Tensor], attention: Attention) -> dict[str, Module]:
-    """Tensors to quantize and their modules: the MLPs of the model's own layers and, if asked for, attention.
-
-    What the published checkpoints leave in bf16 stays so: router, indexer, norms, embeddings, lm_head, MTP.
-    """
-    roles = {Role.EXPERT, Role.SHARED, Role.DENSE} | ({Role.ATTENTION} if attention == "nvfp4" else set())
-    modules = {name: module_of(name) for name in tensors if name.endswith(".weight")}
-    own = main_layers(config)
-    return {name: m for name, m in modules.items() if m.role in roles and m.layer in own}
 
 
 def global_scales(
@@ -58,15 +49,14 @@ def global_scales(
     scales = {}
     for together in parts.values():
         amax = torch.stack([tensors[name].float().abs().amax() for name in together]).amax().reshape(1)
-        scales |= {
-            name: generate_gparam(-amax, amax) for name in together
-        }  # a tensor each: files hold no ties
+        # A tensor for each name, not one for all: a safetensors file holds no tensor twice.
+        scales |= {name: generate_gparam(-amax, amax) for name in together}
     return scales
 
 
 def quantize(weight: Tensor, global_scale: Tensor) -> dict[str, Tensor]:
     """compressed-tensors' tensors for one matrix: weight_packed, weight_scale and weight_global_scale."""
-    grouped = weight.float().unflatten(-1, (-1, GROUP))
+    grouped = weight.float().unflatten(-1, (-1, NVFP4_GROUP))
     scale, _ = calculate_qparams(
         grouped.amin(-1), grouped.amax(-1), _SCHEME.weights, global_scale=global_scale
     )
@@ -75,21 +65,14 @@ def quantize(weight: Tensor, global_scale: Tensor) -> dict[str, Tensor]:
 
 
 def _quantized(source: Checkpoint, attention: Attention, *, shared: bool) -> dict[str, dict[str, Tensor]]:
-    modules = chosen(source.config, source.tensors, attention)
+    named = {name: module_of(name) for name in source.tensors if name.endswith(".weight")}
+    modules = {name: m for name, m in named.items() if in_nvfp4(m, source.config, attention)}
     scales = global_scales(source.tensors, modules, shared=shared)
     return {modules[name].name: quantize(source.tensors[name], scales[name]) for name in modules}
 
 
-def _left(source: Checkpoint, modules: dict[str, Any]) -> dict[str, Tensor]:
+def _left(source: Checkpoint, modules: Container[str]) -> dict[str, Tensor]:
     return {n: t for n, t in source.tensors.items() if n.removesuffix(".weight") not in modules}
-
-
-def ignored(config: dict[str, Any], attention: Attention) -> list[str]:
-    """What compressed-tensors' config leaves alone, as regular expressions on module names."""
-    patterns = ["lm_head", "model.embed_tokens", r"re:.*\.mlp\.gate$", r"re:.*\.self_attn\.indexer\..*"]
-    if attention == "bf16":
-        patterns.append(r"re:.*\.self_attn\..*")
-    return patterns + [rf"re:model\.layers\.{layer}\..*" for layer in mtp_layers(config)]
 
 
 def derive(source: Path, *, attention: Attention = "bf16") -> Checkpoint:
@@ -99,8 +82,8 @@ def derive(source: Path, *, attention: Attention = "bf16") -> Checkpoint:
     for module, state in modules.items():
         tensors |= {f"{module}.{name}": tensor for name, tensor in state.items()}
     declared = QuantizationConfig(
-        config_groups={"group_0": preset_name_to_scheme("NVFP4A16", targets=["Linear"])},
-        ignore=ignored(checkpoint.config, attention),
+        config_groups={"group_0": _SCHEME.model_copy(update={"format": "nvfp4-pack-quantized"})},
+        ignore=nvfp4_ignore(checkpoint.config, attention),
         format="nvfp4-pack-quantized",
         quantization_status="compressed",
     )
@@ -109,40 +92,6 @@ def derive(source: Path, *, attention: Attention = "bf16") -> Checkpoint:
 
 
 # --- ModelOpt ---------------------------------------------------------------------------------------------
-
-
-def excluded(config: dict[str, Any], attention: Attention) -> list[str]:
-    """What ModelOpt's config leaves alone: its wildcards on module names."""
-    patterns = ["lm_head", "model.embed_tokens"]
-    for layer in main_layers(config):
-        whole = "self_attn*" if attention == "bf16" else "self_attn.indexer*"
-        patterns.append(f"model.layers.{layer}.{whole}")
-        if layer >= config["first_k_dense_replace"]:
-            patterns.append(f"model.layers.{layer}.mlp.gate")
-    return patterns + [f"model.layers.{layer}*" for layer in mtp_layers(config)]
-
-
-def declare(config: dict[str, Any], attention: Attention, algorithm: Algorithm) -> tuple[dict, dict]:
-    """What ModelOpt writes into hf_quant_config.json, and into config.json as `quantization_config`."""
-    left = excluded(config, attention)
-    four_bits = {"dynamic": False, "num_bits": 4, "type": "float", "group_size": GROUP}
-    group = {"weights": four_bits, "targets": ["Linear"]}
-    if algorithm == "NVFP4":
-        group["input_activations"] = four_bits
-    in_config = {
-        "config_groups": {"group_0": group},
-        "ignore": left,
-        "quant_algo": algorithm,
-        "producer": PRODUCER,
-        "quant_method": "modelopt",
-    }
-    details = {
-        "quant_algo": algorithm,
-        "kv_cache_quant_algo": None,
-        "group_size": GROUP,
-        "exclude_modules": left,
-    }
-    return {"producer": PRODUCER, "quantization": details}, in_config
 
 
 def input_scales(modules: list[str], seen: Observation) -> dict[str, Tensor]:
@@ -185,7 +134,7 @@ def derive_modelopt(
     if algorithm == "NVFP4" and input_scale:
         scales = input_scales(list(modules), observe(source))
         tensors |= {f"{module}.input_scale": scale for module, scale in scales.items()}
-    beside, inside = declare(checkpoint.config, attention, algorithm)
+    beside, inside = modelopt_config(checkpoint.config, attention, algorithm)
     files = {**checkpoint.files, "hf_quant_config.json": json.dumps(beside, indent=4) + "\n"}
     config = {**checkpoint.config, "quantization_config": inside}
     return Checkpoint(config, dict(sorted(tensors.items())), files)

@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
+from tools.glm_tiny.variants import VariantError
 from tools.glm_tiny.variants.calibrate import observe
-from tools.glm_tiny.variants.checkpoint import Checkpoint, VariantError, read
+from tools.glm_tiny.variants.checkpoint import Checkpoint, read
+from tools.glm_tiny.variants.layouts import keep_best
 from tools.glm_tiny.variants.names import Role, module_of, moe_layers, mtp_layers
 
 PLAN = "reap-prune-plan-full.json"
@@ -16,15 +18,6 @@ KEEP = 5
 
 Numbering = Literal["original", "renumbered"]
 RouterRows = Literal["pruned", "original"]
-
-
-def choose(saliency: Mapping[int, Sequence[float]], keep: int) -> dict[int, list[int]]:
-    """The `keep` experts of highest saliency of each layer, in order of their numbers; ties: the lower."""
-    chosen = {}
-    for layer, scores in sorted(saliency.items()):
-        ranked = sorted(range(len(scores)), key=lambda expert: (-scores[expert], expert))
-        chosen[layer] = sorted(ranked[:keep])
-    return chosen
 
 
 def prune(
@@ -92,5 +85,5 @@ def derive(
     """Prune the checkpoint in `source` to the `keep` experts a layer that the calibration text needs most."""
     checkpoint = read(source)
     seen = observe(source)
-    kept = choose({layer: seen.saliency(layer) for layer in moe_layers(checkpoint.config)}, keep)
+    kept = keep_best({layer: seen.saliency(layer) for layer in moe_layers(checkpoint.config)}, keep)
     return prune(checkpoint, kept, numbering=numbering, router=router, plan=plan)
