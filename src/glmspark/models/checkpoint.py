@@ -7,7 +7,7 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ class Checkpoint:
     directory: Path
     architecture: Architecture
     shards: tuple[str, ...]
-    tensors: tuple[Stored, ...]
+    tensors: tuple[Stored, ...] = field(repr=False)
     has_mtp: bool
     has_indexer: bool
 

@@ -62,11 +62,12 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # never waits on a pipe
     except OSError as error:
         raise _broken(path, *_cannot_open(path, error)) from None
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(handle)
+        raise _broken(path, "is not a regular file")
+    size = status.st_size
     with os.fdopen(handle, "rb") as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise _broken(path, "is not a regular file")
-        size = status.st_size
         if size == 0:
             raise _broken(path, "is empty (0 bytes): a copy or download broke off")
         prefix = file.read(8)

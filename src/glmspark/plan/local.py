@@ -160,15 +160,15 @@ def _check_memory(recipe: Recipe, ranks: tuple[Rank, ...], facts: MachineFacts) 
     if needed <= usable:
         return
     short = needed - usable
-    spare = recipe.engine.kv_cache_memory * len(ranks)
-    advice = "stop what else runs here, or choose fewer ranks"
-    if len(ranks) == 1:
-        advice = "stop what else runs here"
-    if short < spare and not recipe.needs.memory_per_rank:
-        advice += f"; or set engine.kv_cache_memory to at most {(spare - short) // len(ranks) // MIB}MiB"
+    caches = [rank.memory.kv_cache for rank in ranks]
+    advice = "stop what else runs here" + (", or choose fewer ranks" if len(ranks) > 1 else "")
+    if short < sum(caches) and not recipe.needs.memory_per_rank:
+        smaller = max(caches) * (sum(caches) - short) // sum(caches)
+        advice += f", or set engine.kv_cache_memory to at most {smaller // MIB}MiB"
+    who = f"{len(ranks)} ranks need" if len(ranks) > 1 else "1 rank needs"
     raise PlanError(
-        f"does not fit: {len(ranks)} rank{'s' * (len(ranks) > 1)} need {format_size(needed)}, "
-        f"{format_size(usable)} is free: {format_size(short)} short",
+        f"does not fit: {who} {format_size(needed)}, {format_size(usable)} is free: "
+        f"{format_size(short)} short",
         host=facts.hostname,
         step="plan the memory",
         seen="\n".join(_memory_lines(ranks))

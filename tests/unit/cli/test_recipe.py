@@ -1,0 +1,120 @@
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from glmspark.cli.recipe import app, complete_recipe
+from glmspark.config import RecipeError, recipe_names, recipe_path
+from tests.unit.config.recipes import recipe_data
+from tests.unit.models.toys import write_checkpoint
+
+
+def run(*words: str):
+    return CliRunner().invoke(app, list(words))
+
+
+@pytest.fixture
+def toy_recipe(tmp_path):
+    """Writes a recipe for a toy checkpoint; returns its path."""
+
+    def write(**sections) -> str:
+        directory = write_checkpoint(tmp_path / "model")
+        sections = {"model": {"source": f"path:{directory}"}, **sections}
+        path = tmp_path / "toy.yaml"
+        path.write_text(json.dumps(recipe_data(**sections), indent=1))
+        return str(path)
+
+    return write
+
+
+def test_list():
+    result = run("list")
+    assert result.exit_code == 0
+    assert "glm-tiny" in result.stdout
+    found = json.loads(run("list", "--json").stdout)
+    assert [row["name"] for row in found] == recipe_names()
+    assert {"tp", "pp", "max_model_len", "model", "description", "name"} == found[0].keys()
+
+
+def test_show_prints_the_file_itself_and_all_values_as_json():
+    assert run("show", "glm-tiny").stdout == recipe_path("glm-tiny").read_text()
+    found = json.loads(run("show", "glm-tiny", "--json").stdout)
+    assert found["engine"]["kv_cache_memory"] == 256 * 2**20
+    assert found["engine"]["dense_attention"] is False
+
+
+def test_show_of_no_recipe():
+    result = run("show", "glm-tyni")
+    assert isinstance(result.exception, RecipeError)
+    assert "did you mean glm-tiny?" in str(result.exception.next)
+
+
+def test_lint_of_what_is_right(toy_recipe):
+    path = toy_recipe()
+    result = run("lint", path)
+    assert (result.exit_code, result.stdout) == (0, f"{path}: ok\n")
+
+
+def test_shipped_recipes_have_no_problem():
+    for name in recipe_names():
+        assert run("lint", name).exit_code == 0, run("lint", name).stdout
+
+
+def test_lint_names_everything_at_once(toy_recipe):
+    path = toy_recipe(
+        layout={"tp": 3},
+        engine={"max_model_len": 4096, "args": {"speculative_config": {"method": "ngram"}}},
+        patches={"optional": ["dense-atention"]},
+    )
+    result = run("lint", path)
+    lines = result.stdout.splitlines()
+    assert result.exit_code == 1
+    found = [line for line in lines if line.startswith(path)]
+    assert len(found) == 3
+    assert "TP 3 does not divide 4 attention heads" in found[0]
+    assert "max_model_len 4096 exceeds the model's index_topk" in found[1]
+    assert "unknown patch 'dense-atention'" in found[2]
+    numbers = [int(line.removeprefix(path + ":").split(":")[0]) for line in found]
+    assert numbers == sorted(numbers)
+    assert '"tp": 3' in Path(path).read_text().splitlines()[numbers[0]]
+
+
+def test_lint_of_what_the_plan_refuses(toy_recipe, tmp_path):
+    path = toy_recipe(engine={"kv_cache_memory": "10MiB"})
+    assert "does not hold one request" in run("lint", path).stdout
+    path = toy_recipe()
+    shutil.rmtree(tmp_path / "model")
+    result = run("lint", path)
+    assert result.exit_code == 0
+    assert "note: layout and context are not checked against the model" in result.stdout
+
+
+def test_lint_of_a_file_that_is_no_recipe(tmp_path):
+    (tmp_path / "a.yaml").write_bytes(b"\x00")
+    result = run("lint", str(tmp_path / "a.yaml"), "nothing-like-it", "glm-tiny", "--json")
+    assert result.exit_code == 1
+    first, second, third = json.loads(result.stdout)
+    assert "binary" in first["problems"][0]["message"]
+    assert first["problems"][0]["line"] is None
+    assert "no recipe of this name" in second["problems"][0]["message"]
+    assert third["ok"]
+    assert third["problems"] == []
+
+
+@pytest.mark.parametrize("words", [["lint"], ["show"], ["list", "x"], ["lint", "--fast", "x"], ["frob"]])
+def test_wrong_use_exits_with_2(words):
+    assert run(*words).exit_code == 2
+
+
+@pytest.mark.parametrize("words", [[], ["list"], ["show"], ["lint"]])
+def test_help_has_an_example(words):
+    result = run(*words, "--help")
+    assert result.exit_code == 0
+    assert "Example" in result.stdout
+
+
+def test_tab_completion():
+    assert complete_recipe("glm-t") == [name for name in recipe_names() if name.startswith("glm-t")]
+    assert complete_recipe("zzz") == []
