@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import Annotated
 
 import typer
+
+from glmspark.cli.console import AsJson, print_json
 
 app = typer.Typer(
     name="recipe",
@@ -15,8 +16,6 @@ app = typer.Typer(
     "Example: [bold]glmspark recipe show glm-tiny > mine.yaml; glmspark recipe lint mine.yaml[/bold]",
     rich_markup_mode="rich",
 )
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
 def complete_recipe(incomplete: str) -> list[str]:
@@ -36,7 +35,7 @@ def list_(as_json: AsJson = False) -> None:
 
     recipes = [load_recipe(name) for name in recipe_names()]
     if as_json:
-        _print_json(
+        print_json(
             [
                 {
                     "name": recipe.name,
@@ -75,7 +74,7 @@ def show(
 
     loaded = load_recipe(recipe)
     if as_json:
-        _print_json(loaded.model_dump(mode="json"))
+        print_json(loaded.model_dump(mode="json"))
         return
     text = read_recipe(recipe).decode("utf-8-sig")
     if not sys.stdout.isatty():
@@ -107,7 +106,7 @@ def lint(
         except RecipeError as error:
             results.append((error.path, Lint(None, error.problems, ())))
     if as_json:
-        _print_json(
+        print_json(
             [
                 {
                     "recipe": path,
@@ -133,7 +132,3 @@ def lint(
                 print(f"{path}: ok")
     if not all(result.ok for _, result in results):
         raise typer.Exit(1)
-
-
-def _print_json(value: object) -> None:
-    print(json.dumps(value, indent=2, ensure_ascii=False))
