@@ -1,4 +1,4 @@
-"""What `pip install glmspark` brings: the wheel's content, and base code that imports base dependencies only."""
+"""The wheel that `pip install glmspark` brings, and that base code imports base dependencies only."""
 
 import ast
 import re
