@@ -35,6 +35,13 @@ class Site:
     interface: str = "lo"
 
 
+_CPU_ENV = {
+    # vLLM compiles a few helpers even in eager mode. On the CPU that needs a C++ compiler, takes the first request
+    # ten seconds, and the code that comes out has answered differently from the functions as written.
+    "TORCH_COMPILE_DISABLE": "1",
+}
+
+
 def rank_argv(plan: Plan, rank: int, site: Site, *, python: str) -> list[str]:
     """The command of one rank.
 
@@ -52,6 +59,7 @@ def rank_argv(plan: Plan, rank: int, site: Site, *, python: str) -> list[str]:
 def rank_env(plan: Plan, rank: int, site: Site) -> dict[str, str]:
     """What is added to the environment of one rank; secrets are added at the last moment, not here."""
     return {
+        **_CPU_ENV,
         **plan.env,
         "VLLM_HOST_IP": site.address,
         "GLOO_SOCKET_IFNAME": site.interface,

@@ -30,12 +30,13 @@ class FirstError:
     """Reads a rank's output line by line and keeps its first error.
 
     message: the exception's own line(s), None while there is none. place: the last frame of its traceback.
-    tail: the last lines of output, for a rank that ended without any error.
+    said: the first line logged as an error. tail: the last lines, for a rank that ended without one.
     """
 
     def __init__(self) -> None:
         self.message: str | None = None
         self.place: str | None = None
+        self.said: str | None = None
         self.tail: deque[str] = deque(maxlen=12)
         self._who: str | None = None
         self._within = False
@@ -50,6 +51,8 @@ class FirstError:
         text = line[match.end() :] if match else line
         if line.strip():
             self.tail.append(line)
+        if self.said is None and level in ("ERROR", "CRITICAL"):
+            self.said = text.strip()
         if self._lines and not self._closed:
             self._continue(who, level, text)
         elif self.message is None:
@@ -93,4 +96,4 @@ class FirstError:
         """The evidence to show: the first error and where it was raised, else the last lines, else None."""
         if self.message is not None:
             return f"{self.message}\n  at {self.place}" if self.place else self.message
-        return "\n".join(self.tail) or None
+        return self.said or "\n".join(self.tail) or None

@@ -10,9 +10,12 @@ import re
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
+FOLLOWING = "following rank 0"
+"""What another rank does once rank 0 serves; it prints nothing that says so."""
+
 
 class Phase(IntEnum):
-    """The steps of a start, in order. A follower (rank > 0) ends in WAITING, rank 0 in SERVING."""
+    """The steps of a start, in order. Only rank 0 goes beyond CACHE."""
 
     STARTING = 0
     IMPORTING = 1

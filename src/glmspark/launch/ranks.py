@@ -61,6 +61,11 @@ def start(
         ) from error
 
 
+def status_of(returncode: int) -> int:
+    """The wait status for an exit code as Python gives it: negative for a signal."""
+    return -returncode if returncode < 0 else returncode << 8
+
+
 def describe_status(wait_status: int) -> tuple[int | None, str | None, str]:
     """What a wait status says: exit code, signal name, and both in words."""
     if os.WIFSIGNALED(wait_status):

@@ -20,15 +20,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from glmspark.errors import GlmsparkError
-from glmspark.launch import phases, ranks, sweep
+from glmspark.launch import phases, ranks, reasons, sweep
 from glmspark.launch.command import KEY_VARIABLE, inherited_env
 from glmspark.launch.faults import FirstError
-from glmspark.launch.phases import Phase, Progress
+from glmspark.launch.phases import FOLLOWING, Phase, Progress
 from glmspark.launch.reaper import Reaper, fork_reaper
-from glmspark.launch.record import Deployment, Home, Process, RankRecord, Reason, State, Verdict
+from glmspark.launch.record import Deployment, Home, Process, RankRecord, Reason, State
 from glmspark.launch.tail import Tail, truncate_large
 from glmspark.launch.watch import Ended, Watch, oom_kills
 from glmspark.nodes import processes
+from glmspark.nodes.processes import Identity
 
 GRACE = 2.0
 """Seconds the ranks get to end by themselves; `down` as a whole has 5."""
@@ -85,10 +86,10 @@ class Supervisor:
             self._start()
             reason = self._serve(keep)
         except GlmsparkError as error:
-            reason = self._reason(error.message, node=error.host, seen=error.seen, next_step=error.next)
+            reason = reasons.of_error(error)
         except Exception as error:  # noqa: BLE001 - whatever it is, the ranks must not outlive it
             traceback.print_exc()
-            reason = self._reason(
+            reason = reasons.failed(
                 f"the supervisor failed: {error!r}", next_step=f"see {self.home.supervisor_log}"
             )
         self._finish(reason)
@@ -129,21 +130,22 @@ class Supervisor:
         """The loop. Returns None when asked to stop, else why it must."""
         while True:
             events = self._selector.select(_READY_TICK if self._settled else _BUSY_TICK)
+            ended = self._watch.ended(events)  # at once: a moment later its parent has taken its exit status
             for key, _ in events:
                 if key.data == "signal":
                     with contextlib.suppress(BlockingIOError):
                         os.read(self._wake_read, 4096)
                 elif key.data == "starter" and self._starter_gone():
-                    return self._reason("`glmspark up` ended before the deployment was ready")
+                    return reasons.failed("`glmspark up` ended before the deployment was ready")
             if self._asked:
                 return None
             self._read_logs()
-            if ended := self._watch.ended(events):
+            if ended:
                 return self._describe(ended[0])
             self._reap(keep)
-            for rank in self.ranks.values():  # one that ended before its pidfd was open
-                if rank.record.process is None and rank.process.poll() is not None:
-                    return self._describe_main(rank, rank.process.returncode)
+            for rank in self.ranks.values():  # one that ended before it could be watched
+                if rank.process.poll() is not None:
+                    return self._describe(Ended(rank.record.rank, Identity(rank.process.pid, 0), "", None))
             if reason := self._advance():
                 return reason
             self._look()
@@ -170,8 +172,15 @@ class Supervisor:
                 rank.progress = phases.advance(rank.progress, line)
                 rank.fault.feed(line)
             if str(rank.progress) != str(before):
-                rank.record.phase, rank.record.since = str(rank.progress), time.time()
-                self._dirty = True
+                self._note(rank, str(rank.progress))
+        if 0 in self.ranks and self.ranks[0].progress.phase is Phase.SERVING:
+            for rank in self.ranks.values():
+                if rank.record.rank and rank.record.phase != FOLLOWING:
+                    self._note(rank, FOLLOWING)
+
+    def _note(self, rank: Rank, phase: str) -> None:
+        rank.record.phase, rank.record.since = phase, time.time()
+        self._dirty = True
 
     def _look(self) -> None:
         now = time.monotonic()
@@ -235,18 +244,7 @@ class Supervisor:
         return None
 
     def _late(self, rank: Rank, what: str, seconds: float) -> Reason:
-        advice = (
-            "check that all ranks' addresses and interfaces are of one network and that nothing filters it"
-            if rank.progress.phase is Phase.JOINING
-            else f"see {rank.record.log}; --timeout gives it longer"
-        )
-        return self._reason(
-            f"{what} within {seconds:g} s: rank {rank.record.rank} is still {rank.progress}",
-            rank=rank.record.rank,
-            node=rank.record.node,
-            seen=rank.fault.report(),
-            next_step=advice,
-        )
+        return reasons.late(rank.record, rank.progress, rank.fault, what, seconds)
 
     def _prove(self, now: float) -> None:
         argv = [sys.executable, "-m", "glmspark.launch.prove", str(self.home.path)]
@@ -272,89 +270,35 @@ class Supervisor:
         if code == 0:
             self.deployment.turn(State.READY)
             return None
-        reason = self._unproven(verdicts, code)
+        reason = reasons.unproven(
+            verdicts,
+            code,
+            prover_log=str(self.home.supervisor_log),
+            head_log=str(self.home.rank_log(0)),
+        )
         if self.deployment.keep:
             self.deployment.reason = reason
             self.deployment.turn(State.UNPROVEN)
             return None
         return reason
 
-    def _unproven(self, verdicts: list[Verdict], code: int | None) -> Reason:
-        failed = [verdict for verdict in verdicts if not verdict.passed]
-        if not failed:
-            how = "did not end in time" if code is None else f"ended with exit code {code}"
-            return self._reason(f"proving the endpoint {how}", next_step=f"see {self.home.supervisor_log}")
-        first = failed[0]
-        names = ", ".join(verdict.name for verdict in failed)
-        causes = "; ".join(first.causes)
-        return self._reason(
-            f"{len(failed)} of {len(verdicts)} canaries failed: {names}",
-            seen=f"{first.name}: {first.evidence}",
-            next_step=f"likely causes: {causes}" if causes else f"see {self.home.rank_log(0)}",
-        )
-
     # -- the end ------------------------------------------------------------------------------------------
 
     def _describe(self, ended: Ended) -> Reason:
         rank = self.ranks[ended.rank]
+        status = ended.wait_status
         if not ended.title:
-            rank.process.wait()
-            return self._describe_main(rank, rank.process.returncode)
-        # The main process of a rank often ends of the same cause an instant later; the worker came first.
-        time.sleep(0.1)
+            status = ranks.status_of(rank.process.wait())
+        else:
+            time.sleep(0.1)  # for vLLM to say what it knows of it
         self._read_logs()
-        who = f"rank {ended.rank}'s process {ended.title.removeprefix('VLLM::')} (pid {ended.identity.pid})"
-        if ended.wait_status is None:
-            return self._ended(rank, f"{who} ended", None, None)
-        code, killer, words = ranks.describe_status(ended.wait_status)
-        return self._ended(rank, f"{who} {words}", code, killer)
-
-    def _describe_main(self, rank: Rank, returncode: int) -> Reason:
-        status = -returncode if returncode < 0 else returncode << 8
-        code, killer, words = ranks.describe_status(status)
-        self._read_logs()
-        return self._ended(rank, f"rank {rank.record.rank} (pid {rank.process.pid}) {words}", code, killer)
-
-    def _ended(self, rank: Rank, what: str, code: int | None, killer: str | None) -> Reason:
-        silent = rank.fault.message is None
-        advice = f"see {rank.record.log}"
-        if killer == "SIGKILL" or (code is None and killer is None and silent):
-            oom = oom_kills() - self._kills
-            advice = (
-                f"the kernel's out-of-memory killer acted {oom} time(s) since the start: free some memory"
-                if oom > 0
-                else "something outside killed it; `glmspark up` starts the deployment again"
-            )
-        return self._reason(
-            what,
-            rank=rank.record.rank,
-            node=rank.record.node,
-            seen=rank.fault.report(),
-            next_step=advice,
-            exit_code=code,
-            killer=killer,
-        )
-
-    def _reason(
-        self,
-        what: str,
-        *,
-        rank: int | None = None,
-        node: str | None = None,
-        seen: str | None = None,
-        next_step: str | None = None,
-        exit_code: int | None = None,
-        killer: str | None = None,
-    ) -> Reason:
-        return Reason(
-            what=what,
-            rank=rank,
-            node=node,
-            exit_code=exit_code,
-            signal=killer,
-            seen=seen,
-            next=next_step,
-            at=time.time(),
+        return reasons.ended(
+            rank.record,
+            rank.fault,
+            pid=ended.identity.pid,
+            title=ended.title,
+            status=status,
+            oom_kills=oom_kills() - self._kills,
         )
 
     def _finish(self, reason: Reason | None) -> None:

@@ -30,7 +30,7 @@ class Ended:
     wait_status: int | None
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Watched:
     rank: int
     identity: Identity
@@ -66,11 +66,16 @@ class Watch:
         table = list(stats)
         for rank, main in mains.items():
             for stat in processes.descendants([main.pid], table):
-                identity = Identity(stat.pid, stat.started)
-                if identity in self._watched or stat.ended:
+                if stat.ended:
                     continue
+                identity = Identity(stat.pid, stat.started)
                 title = processes.command(stat.pid)
-                if title.startswith(VITAL_TITLE):
+                known = self._watched.get(identity)
+                if known is not None:
+                    known.title = (
+                        title or known.title
+                    )  # workers learn their place, and their title, as they start
+                elif title.startswith(VITAL_TITLE):
                     self.add(rank, identity, title)
 
     def ended(self, events: list[tuple[selectors.SelectorKey, int]]) -> list[Ended]:
