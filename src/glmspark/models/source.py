@@ -10,26 +10,15 @@ from glmspark.config.paths import state_dir
 from glmspark.config.recipe import ModelSource
 from glmspark.models.errors import CheckpointError
 
-__all__ = ["VARIANTS", "locate"]
-
-VARIANTS = (
-    "glm-tiny-reap",
-    "glm-tiny-reap-renumbered",
-    "glm-tiny-reap-nvfp4",
-    "glm-tiny-nvfp4",
-    "glm-tiny-nvfp4-modelopt",
-    "glm-tiny-int4-int8mix",
-    "glm-tiny-flash",
-)
-"""Checkpoints that are made from glm-tiny by a script instead of being shipped."""
+__all__ = ["locate"]
 
 
 def locate(source: ModelSource) -> Path:
     """The directory of a model. Whether a usable checkpoint lies there is `inspect_checkpoint`'s to say.
 
-    package:NAME is looked for in the package's data, then in the state directory's checkpoints/; path:/dir is
-    itself; hf:org/name@revision is looked for in the Hugging Face cache ($HF_HUB_CACHE, $HF_HOME/hub,
-    ~/.cache/huggingface/hub). Raises CheckpointError naming the places looked at.
+    package:NAME is looked for in the package's data, then in the state directory's checkpoints/, where a script
+    puts the variants of glm-tiny; path:/dir is itself; hf:org/name@revision is looked for in the Hugging Face
+    cache ($HF_HUB_CACHE, $HF_HOME/hub, ~/.cache/huggingface/hub). Raises CheckpointError naming the places looked at.
     """
     if source.kind == "path":
         return Path(source.name).expanduser()
@@ -42,12 +31,12 @@ def _package(name: str) -> Path:
     for directory in (shipped, made):
         if directory.is_dir():
             return directory
-    if name in VARIANTS:
+    if name.startswith("glm-tiny-"):
         raise CheckpointError(
             f"the checkpoint {name} has not been made yet",
             step="find the model",
             seen=f"not in {made}",
-            next=f"python -m tools.glm_tiny.variants {name}",
+            next=f"in a checkout of glmspark: python -m tools.glm_tiny.variants {name}",
         )
     raise CheckpointError(
         f"no checkpoint {name} comes with glmspark",
