@@ -16,9 +16,10 @@ __all__ = ["locate"]
 def locate(source: ModelSource) -> Path:
     """The directory of a model. Whether a usable checkpoint lies there is `inspect_checkpoint`'s to say.
 
-    package:NAME is looked for in the package's data, then in the state directory's checkpoints/, where a script
-    puts the variants of glm-tiny; path:/dir is itself; hf:org/name@revision is looked for in the Hugging Face
-    cache ($HF_HUB_CACHE, $HF_HOME/hub, ~/.cache/huggingface/hub). Raises CheckpointError naming the places looked at.
+    package:NAME is looked for in the package's data, then in the state directory's checkpoints/, where a
+    script puts the variants of glm-tiny. path:/dir is itself. hf:org/name@revision is looked for in the
+    Hugging Face cache: $HF_HUB_CACHE, $HF_HOME/hub or ~/.cache/huggingface/hub. Raises CheckpointError naming
+    the places looked at.
     """
     if source.kind == "path":
         return Path(source.name).expanduser()
