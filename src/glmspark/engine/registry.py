@@ -16,9 +16,9 @@ from glmspark.engine.patch import (
     State,
     Target,
 )
-from glmspark.engine.patches import cpu_pipeline, cpu_rotary, dense_attention
+from glmspark.engine.patches import cpu_fork, cpu_pipeline, cpu_rotary, dense_attention
 
-PATCHES: tuple[Patch, ...] = (dense_attention.PATCH, cpu_rotary.PATCH, cpu_pipeline.PATCH)
+PATCHES: tuple[Patch, ...] = (dense_attention.PATCH, cpu_rotary.PATCH, cpu_pipeline.PATCH, cpu_fork.PATCH)
 
 
 def optional_patches(patches: Iterable[Patch] = PATCHES) -> frozenset[str]:

@@ -23,6 +23,7 @@ from collections.abc import MutableMapping
 from pathlib import Path
 from typing import NoReturn
 
+from glmspark.engine import start_method
 from glmspark.engine.addresses import AddressError, Rank, check
 from glmspark.engine.patch import PatchRefusedError
 
@@ -39,6 +40,8 @@ def main(argv: list[str] | None = None) -> None:
     rank = rank_of(argv)
     try:
         check(rank)
+        if environment := start_method.prepared(os.environ):
+            os.execve(sys.executable, sys.orig_argv, environment)  # noqa: S606 - this very process, begun anew
         prepare_environment(os.environ, argv)
         args = parse(argv)
         if args.headless:

@@ -9,7 +9,7 @@ from glmspark.engine.code import Code
 from glmspark.engine.model_config import missing_hook, on_glm_config
 from glmspark.engine.patch import Finding, Patch, Target
 
-WORKER_CLASS = "glmspark.engine.pipeline_worker.PipelineCPUWorker"
+WORKER_CLASS = "glmspark.engine.cpu_worker.LocalCPUWorker"
 UPSTREAM_WORKER = "vllm.v1.worker.cpu_worker.CPUWorker"
 
 _GPU_RUNNER = "vllm.v1.worker.gpu_model_runner"
@@ -52,15 +52,21 @@ def precondition(code: Code) -> Finding:
 
 
 def choose_worker(vllm_config: Any) -> None:
-    """Where PP is asked for and no worker class was named, name ours: --worker-cls stays the user's."""
+    """Name our worker class where none was named: the flag --worker-cls stays the user's."""
     parallel = vllm_config.parallel_config
-    if parallel.pipeline_parallel_size > 1 and parallel.worker_cls == "auto":
+    if parallel.worker_cls == "auto":
         parallel.worker_cls = WORKER_CLASS
+
+
+def choose_worker_for_stages(vllm_config: Any) -> None:
+    """Name our worker class where there is more than one pipeline stage."""
+    if vllm_config.parallel_config.pipeline_parallel_size > 1:
+        choose_worker(vllm_config)
 
 
 def apply() -> None:
     """Register the rule."""
-    on_glm_config(choose_worker)
+    on_glm_config(choose_worker_for_stages)
 
 
 PATCH = Patch(
