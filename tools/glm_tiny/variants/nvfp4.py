@@ -61,7 +61,9 @@ def quantize(weight: Tensor, global_scale: Tensor) -> dict[str, Tensor]:
         grouped.amin(-1), grouped.amax(-1), _SCHEME.weights, global_scale=global_scale
     )
     state = {"weight": weight.float(), "weight_scale": scale, "weight_global_scale": global_scale}
-    return NVFP4PackedCompressor.compress(state, _SCHEME)
+    # The library rounds to 4 bits in a function under torch.compile, which would ask for a C++ compiler.
+    with torch.compiler.set_stance("force_eager"):
+        return NVFP4PackedCompressor.compress(state, _SCHEME)
 
 
 def _quantized(source: Checkpoint, attention: Attention, *, shared: bool) -> dict[str, dict[str, Tensor]]:
