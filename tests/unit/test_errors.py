@@ -7,7 +7,8 @@ def test_a_block_has_only_what_is_known():
         "it broke\nbadly", host="spark1", step="start", seen="line 1\nline 2\n", next="mend it"
     )
     assert error_block(full) == (
-        "error: it broke\n  badly\n  host: spark1\n  step: start\n  seen: line 1\n        line 2\n  next: mend it"
+        "error: it broke\n  badly\n  host: spark1\n  step: start\n"
+        "  seen: line 1\n        line 2\n  next: mend it"
     )
 
 
