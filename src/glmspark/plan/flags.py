@@ -81,16 +81,9 @@ def _word(value: Any) -> str:
 
 
 def engine_env(recipe: Recipe) -> dict[str, str]:
-    """Environment of every rank: the recipe's own and what the engine plugin reads.
-
-    enforce_eager leaves torch.compile on for vLLM's own decorated functions (the masked input of a split
-    embedding); TORCHDYNAMO_DISABLE turns it off there too: no C++ compiler is needed, and nothing is compiled
-    at the first request.
-    """
+    """Environment of every rank: the recipe's own and what the engine plugin reads."""
     engine: Engine = recipe.engine
     env = dict(engine.env)
-    if engine.enforce_eager:
-        env.setdefault("TORCHDYNAMO_DISABLE", "1")
     env["GLMSPARK_DENSE_ATTENTION"] = "1" if engine.dense_attention else "0"
     env["GLMSPARK_OPTIONAL_PATCHES"] = ",".join(recipe.patches.optional)
     return env

@@ -57,9 +57,3 @@ def test_environment_of_the_ranks():
         recipe(engine={"dense_attention": True, "env": {"X": "1"}}, patches={"optional": ["a", "b"]})
     )
     assert found == {"X": "1", "GLMSPARK_DENSE_ATTENTION": "1", "GLMSPARK_OPTIONAL_PATCHES": "a,b"}
-
-
-def test_eager_means_that_nothing_is_compiled():
-    assert engine_env(recipe(engine={"enforce_eager": True}))["TORCHDYNAMO_DISABLE"] == "1"
-    kept = engine_env(recipe(engine={"enforce_eager": True, "env": {"TORCHDYNAMO_DISABLE": "0"}}))
-    assert kept["TORCHDYNAMO_DISABLE"] == "0"
