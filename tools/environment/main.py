@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from tools.environment import audit, machine
@@ -163,7 +164,8 @@ class SetUp:
             report.unlink(missing_ok=True)
             question = ask_for_torch(self.python, torch, report, source)
             step = f"asking pip where torch {torch} is"
-            code, output = self._try(question, step)
+            progress = Progress(step)
+            code, output = self._try(question, step, progress.see, partial(progress.words, 0))
             found = torch_source(report.read_text(), torch) if code == 0 and report.is_file() else None
             report.unlink(missing_ok=True)
             if found:
