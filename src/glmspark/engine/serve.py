@@ -40,9 +40,9 @@ def main(argv: list[str] | None = None) -> None:
     rank = rank_of(argv)
     try:
         check(rank)
+        prepare_environment(os.environ, argv)
         if environment := start_method.prepared(os.environ):
             os.execve(sys.executable, sys.orig_argv, environment)  # noqa: S606 - this very process, begun anew
-        prepare_environment(os.environ, argv)
         args = parse(argv)
         if args.headless:
             _follow(args)
@@ -67,12 +67,15 @@ def prepare_environment(environ: MutableMapping[str, str], argv: list[str]) -> N
     """What must be in the environment before vLLM is imported.
 
     No usage statistics; and no network for a model that is a directory, which transformers would otherwise
-    ask for files that are simply not there.
+    ask for files that are simply not there. An eager start on the CPU compiles nothing: vLLM marks a few
+    functions for Inductor even then, which wants a C++ compiler and holds up the first request.
     """
     environ["VLLM_NO_USAGE_STATS"] = "1"
     environ["DO_NOT_TRACK"] = "1"
     if any(not word.startswith("-") and Path(word).is_dir() for word in argv):
         environ.setdefault("HF_HUB_OFFLINE", "1")
+    if "--enforce-eager" in argv and start_method.is_cpu_build():
+        environ.setdefault("TORCH_COMPILE_DISABLE", "1")
     environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
@@ -101,6 +104,10 @@ def _serve(args: argparse.Namespace) -> None:
     from vllm.entrypoints.launchers.api_server.entry import run_server
 
     uvloop.run(run_server(args))
+    # The engine has ended and the socket is closed; taking the interpreter apart would cost a second more.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _follow(args: argparse.Namespace) -> None:
