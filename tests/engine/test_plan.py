@@ -31,11 +31,20 @@ def family(pid: int) -> list[int]:
     return [pid, *(below for child in children for below in family(int(child)))]
 
 
-def anonymous_peak(pid: int) -> int:
-    """The most memory a process has had, without the files it maps (libraries), in bytes."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    peak, mapped = (int(re.search(rf"{row}:\s+(\d+) kB", status)[1]) for row in ("VmHWM", "RssFile"))
-    return (peak - mapped) * 1024
+def kilobytes(text: str, row: str) -> int:
+    """A row such as "VmHWM:   123 kB" of a file in /proc."""
+    found = re.search(rf"^{row}:\s+(\d+) kB$", text, re.MULTILINE)
+    assert found, row
+    return int(found[1])
+
+
+def taken_at_most(pid: int) -> int:
+    """The most memory a process has had, in bytes, without mapped files (libraries). Pages that forked
+    processes share count once."""
+    proc = Path(f"/proc/{pid}")
+    status = (proc / "status").read_text()
+    burst = kilobytes(status, "VmHWM") - kilobytes(status, "VmRSS")
+    return (kilobytes((proc / "smaps_rollup").read_text(), "Pss_Anon") + burst) * 1024
 
 
 def test_the_kv_cache_holds_as_many_tokens_as_planned(checkpoint: Path, ranks: Ranks) -> None:
@@ -46,8 +55,8 @@ def test_the_kv_cache_holds_as_many_tokens_as_planned(checkpoint: Path, ranks: R
 
 
 def test_ranks_take_no_more_memory_than_planned_and_not_much_less(checkpoint: Path, ranks: Ranks) -> None:
-    """After one prompt of full length. The plan is a promise to fit, so it errs upwards (seen: 4 to 10 %)."""
+    """After one prompt of full length. The plan is a promise to fit, so it errs upwards (seen: 5 to 12 %)."""
     ranks.complete([([5] * 2040, 4)])
     for rank in planned(checkpoint, ranks).ranks:
-        taken = sum(map(anonymous_peak, family(ranks.processes[rank.rank].pid)))
+        taken = sum(map(taken_at_most, family(ranks.processes[rank.rank].pid)))
         assert 0.7 * rank.memory.needed <= taken <= rank.memory.needed, (rank.rank, taken, rank.memory)

