@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import httpx
-import openai
 
 from glmspark.launch.canaries import Answer, ProbeError
 from glmspark.launch.record import Endpoint
+
+if TYPE_CHECKING:
+    import openai
 
 _WITHOUT_KEY = "none"  # the OpenAI client insists on one; a server without a key ignores it
 
@@ -28,9 +31,14 @@ class Client:
         self._endpoint = endpoint
         self._key = key
         self._http = httpx.AsyncClient(trust_env=False)
-        self._openai = openai.AsyncOpenAI(
-            base_url=endpoint.url,
-            api_key=key or _WITHOUT_KEY,
+
+    @cached_property
+    def _openai(self) -> openai.AsyncOpenAI:
+        import openai
+
+        return openai.AsyncOpenAI(
+            base_url=self._endpoint.url,
+            api_key=self._key or _WITHOUT_KEY,
             max_retries=0,
             timeout=3600.0,  # each probe has its own limit
             http_client=openai.DefaultAsyncHttpxClient(trust_env=False),
@@ -38,7 +46,8 @@ class Client:
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._openai.close()
+        if "_openai" in self.__dict__:
+            await self._openai.close()
         await self._http.aclose()
 
     async def ask(
@@ -51,6 +60,8 @@ class Client:
         stream: bool = False,
     ) -> Answer:
         """One chat request at temperature 0. Raises ProbeError when there is no proper answer."""
+        import openai  # takes half a second of a core: not before it is needed
+
         request: dict[str, Any] = {
             "model": self._endpoint.model,
             "messages": [{"role": "user", "content": prompt}],

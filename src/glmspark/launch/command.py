@@ -35,13 +35,6 @@ class Site:
     interface: str = "lo"
 
 
-_CPU_ENV = {
-    # vLLM compiles a few helpers even in eager mode. On the CPU that needs a C++ compiler, takes the first request
-    # ten seconds, and the code that comes out has answered differently from the functions as written.
-    "TORCH_COMPILE_DISABLE": "1",
-}
-
-
 def rank_argv(plan: Plan, rank: int, site: Site, *, python: str) -> list[str]:
     """The command of one rank.
 
@@ -59,7 +52,6 @@ def rank_argv(plan: Plan, rank: int, site: Site, *, python: str) -> list[str]:
 def rank_env(plan: Plan, rank: int, site: Site) -> dict[str, str]:
     """What is added to the environment of one rank; secrets are added at the last moment, not here."""
     return {
-        **_CPU_ENV,
         **plan.env,
         "VLLM_HOST_IP": site.address,
         "GLOO_SOCKET_IFNAME": site.interface,
@@ -70,6 +62,7 @@ def rank_env(plan: Plan, rank: int, site: Site) -> dict[str, str]:
         "VLLM_LOGGING_COLOR": "0",
         "PYTHONUNBUFFERED": "1",
         "TMPDIR": str(site.scratch),
+        "SPT_NOENV": "1",  # or setproctitle writes vLLM's titles over the environment, and over these marks
         ID_VARIABLE: site.deployment_id,
         HOME_VARIABLE: str(site.home),
     }

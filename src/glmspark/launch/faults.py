@@ -23,7 +23,9 @@ _PLAIN = re.compile(
     r"^glmspark\.engine\.serve: |^\S*python\S*: (?:can't|No module named)|^Fatal Python error: "
 )
 
-_MOST_LINES = 40
+_OVER = ("During handling of", "The above exception", "Traceback (most recent call last)")
+_MOST_LINES = 40  # of an exception's text
+_LONGEST = 2000  # lines of a traceback; beyond, it is none
 
 
 class FirstError:
@@ -40,8 +42,8 @@ class FirstError:
         self.tail: deque[str] = deque(maxlen=12)
         self._who: str | None = None
         self._within = False
-        self._frames: list[str] = []
-        self._lines: list[str] = []
+        self._logged = False
+        self._count = 0
 
     def feed(self, line: str) -> None:
         """Take one more line, without its line end."""
@@ -53,28 +55,24 @@ class FirstError:
             self.tail.append(line)
         if self.said is None and level in ("ERROR", "CRITICAL"):
             self.said = text.strip()
-        if self._lines and not self._closed:
+        if self._within:
             self._continue(who, level, text)
         elif self.message is None:
-            self._begin(who, text)
+            self._begin(who, text, logged=level is not None)
 
-    @property
-    def _closed(self) -> bool:
-        return self.message is not None and not self._within
-
-    def _begin(self, who: str | None, text: str) -> None:
+    def _begin(self, who: str | None, text: str, *, logged: bool) -> None:
         if _PLAIN.match(text):
             self.message = text.strip()
         elif text.startswith("Traceback (most recent call last):"):
-            self._who, self._within, self._lines = who, True, [text]
+            self._who, self._within, self._logged, self._count = who, True, logged, 0
 
     def _continue(self, who: str | None, level: str | None, text: str) -> None:
         if who != self._who and who is not None:
             return  # another process of the same rank speaks in between
-        if len(self._lines) > 400:
+        self._count += 1
+        if self._count > _LONGEST:
             self._within = False
             return
-        self._lines.append(text)
         stripped = text.strip()
         if self.message is None:
             if text.startswith("  File "):
@@ -82,15 +80,12 @@ class FirstError:
             elif not text.startswith(" ") and _EXCEPTION.match(text):
                 self.message = stripped
             return
-        # The exception's text may go on over several lines; a blank one or a new log line ends it.
-        if (
-            not stripped
-            or (level is not None and level != "ERROR")
-            or stripped.startswith(("During", "Traceback"))
-        ):
-            self._within = False
-        elif self.message.count("\n") < _MOST_LINES and not text.startswith("INFO:"):
+        # The exception's text may go on: on indented lines, or in the same logged record.
+        goes_on = bool(stripped) and (level == "ERROR" if self._logged else text.startswith((" ", "\t")))
+        if goes_on and self.message.count("\n") < _MOST_LINES and not stripped.startswith(_OVER):
             self.message += "\n" + text.rstrip()
+        else:
+            self._within = False
 
     def report(self) -> str | None:
         """The evidence to show: the first error and where it was raised, else the last lines, else None."""

@@ -51,7 +51,7 @@ _LABELS = {
 # differ, any of several lines will do: the phase is the furthest one seen.
 _SIGNS: tuple[tuple[Phase, re.Pattern[str]], ...] = (
     (Phase.CONFIGURING, re.compile(r"\bResolved architecture: ")),
-    (Phase.ENGINE, re.compile(r"\bInitializing a V1 LLM engine |\bheadless multiproc executor\b")),
+    (Phase.ENGINE, re.compile(r"\bInitializing a V1 LLM engine |\bOpenMP thread binding info\b")),
     (Phase.JOINING, re.compile(r"\bworld_size=\d+ rank=\d+ .*distributed_init_method=")),
     (Phase.LOADING, re.compile(r"\bStarting to load model |\bLoading safetensors checkpoint shards: ")),
     (Phase.CACHE, re.compile(r"\bLoading weights took |\bModel loading took |\bfor KV cache\b")),

@@ -32,7 +32,7 @@ def census(deployment: Deployment) -> dict[int, list[str]]:
         if rank.process is None or not processes.is_alive(rank.process.identity):
             continue
         below = [stat for stat in processes.descendants([rank.process.pid], stats) if not stat.ended]
-        titles = [processes.command(stat.pid) for stat in below]
+        titles = [processes.title(stat.pid) for stat in below]
         found[rank.rank] = [title for title in titles if title.startswith(VITAL_TITLE)]
     return found
 

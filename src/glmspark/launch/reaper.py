@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from glmspark.errors import GlmsparkError
-from glmspark.launch.record import Deployment, Home, Reason, State, scratch_of
+from glmspark.launch.record import Deployment, Home, Reason, State
 from glmspark.launch.sweep import Swept, sweep
 
 _DONE = b"."
@@ -96,17 +96,12 @@ def clean(home: Home, *, what: str, next_step: str, at: float | None = None) -> 
         aside = home.path / "deployment.json.damaged"
         if home.record_file.exists():
             home.record_file.replace(aside)
-    scratch = scratch_of(deployment.id) if deployment else None
-    swept = sweep(
-        home.path,
-        Path(deployment.scratch) if deployment else scratch,
-        deployment.shared_memory if deployment else (),
-    )
-    if deployment is not None and not deployment.state.over:
+    if deployment is None:
+        return sweep(home.path, None)
+    swept = sweep(home.path, Path(deployment.scratch), deployment.shared_memory, deployment.relatives)
+    if not deployment.state.over:
         now = time.time() if at is None else at
         deployment.reason = Reason(what=what, next=next_step, seen="\n".join(swept.processes) or None, at=now)
-        deployment.turn(State.FAILED, at=now)
-        deployment.supervisor = None
-        deployment.shared_memory = []
+        deployment.close(State.FAILED, at=now)
         home.write(deployment)
     return swept

@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from glmspark.config import state_dir
 from glmspark.config.files import make_dir, read_json, write_atomic, write_json
 from glmspark.errors import StateError, UsageError
-from glmspark.nodes.processes import Identity
+from glmspark.nodes.processes import Identity, boot_id
 
 VERSION = 1
 
@@ -124,7 +124,11 @@ class Verdict(_Part):
 
 
 class Deployment(_Part):
-    """The whole record. Times are Unix seconds."""
+    """The whole record. Times are Unix seconds.
+
+    family, shared_memory: processes and files under /dev/shm that the ranks were last seen to have, for
+    whoever must clean up without the supervisor.
+    """
 
     version: Literal[1] = 1
     id: str
@@ -143,8 +147,24 @@ class Deployment(_Part):
     ranks: list[RankRecord]
     proving: bool = False
     verdicts: list[Verdict] = []
+    family: list[Process] = []
     shared_memory: list[str] = []
     reason: Reason | None = None
+
+    @property
+    def relatives(self) -> list[Identity]:
+        """The ranks' processes as last seen, if they are of this boot; else none of them can be alive."""
+        if self.boot_id != boot_id():
+            return []
+        return [
+            one.identity for one in (*self.family, *(rank.process for rank in self.ranks if rank.process))
+        ]
+
+    def close(self, state: State, *, at: float | None = None) -> None:
+        """Go to a final state: nothing of it runs or lies about any more."""
+        self.supervisor, self.proving = None, False
+        self.family, self.shared_memory = [], []
+        self.turn(state, at=at)
 
     def turn(self, state: State, *, at: float | None = None) -> None:
         """Go to another state, now or at a given time."""

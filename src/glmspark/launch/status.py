@@ -109,7 +109,7 @@ def _ranks(deployment: Deployment) -> list[RankStatus]:
         alive = rank.process is not None and processes.is_alive(rank.process.identity)
         family = [rank.process.pid] if rank.process is not None and alive else []
         family += [stat.pid for stat in processes.descendants(family, stats) if not stat.ended]
-        titles = [processes.command(pid) for pid in family]
+        titles = [processes.title(pid) for pid in family]
         found.append(
             RankStatus(
                 rank=rank.rank,

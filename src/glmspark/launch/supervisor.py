@@ -192,11 +192,12 @@ class Supervisor:
         }
         stats = processes.all_stats()
         self._watch.discover(mains, stats)
-        family = [main.pid for main in mains.values()]
-        family += [stat.pid for stat in processes.descendants(family, stats)]
-        used = sorted(processes.shared_memory(family))
-        if used != self.deployment.shared_memory:
-            self.deployment.shared_memory, self._dirty = used, True
+        roots = [main.pid for main in mains.values()]
+        below = [stat for stat in processes.descendants(roots, stats) if not stat.ended]
+        family = [Process(pid=stat.pid, started=stat.started) for stat in below]
+        used = sorted(processes.shared_memory([*roots, *(stat.pid for stat in below)]))
+        if (family, used) != (self.deployment.family, self.deployment.shared_memory):
+            self.deployment.family, self.deployment.shared_memory, self._dirty = family, used, True
         if self._settled:
             for number in self.ranks:
                 truncate_large(self.home.rank_log(number), _MOST_LOG)
@@ -308,19 +309,17 @@ class Supervisor:
         self.deployment.reason = reason
         self.deployment.turn(State.STOPPING)
         self._save()
-        memory = set(self.deployment.shared_memory) | sweep.segments(sweep.members(self.home.path))
+        relatives = self.deployment.relatives
+        memory = set(self.deployment.shared_memory) | sweep.segments(sweep.members(self.home.path, relatives))
         for rank in self.ranks.values():
             if rank.process.poll() is None:
                 rank.process.send_signal(signal.SIGTERM)
-        self._drain(GRACE)
-        swept = sweep.sweep(self.home.path, Path(self.deployment.scratch), memory)
-        self._drain(0.5)
+        self._drain(GRACE, relatives)
+        swept = sweep.sweep(self.home.path, Path(self.deployment.scratch), memory, relatives)
+        self._drain(0.5, relatives)
         print(f"stopped; killed {swept.processes}, removed {swept.files}, left {swept.stubborn}", flush=True)
         self._watch.close()
-        self.deployment.supervisor = None
-        self.deployment.proving = False
-        self.deployment.shared_memory = []
-        self.deployment.turn(State.FAILED if reason is not None else State.STOPPED)
+        self.deployment.close(State.FAILED if reason is not None else State.STOPPED)
         for _ in range(
             20
         ):  # the record must not go on saying that it runs, even if the disk is full for a moment
@@ -330,9 +329,9 @@ class Supervisor:
         if self.reaper is not None:
             self.reaper.dismiss()
 
-    def _drain(self, seconds: float) -> None:
+    def _drain(self, seconds: float, relatives: list[Identity]) -> None:
         end = time.monotonic() + seconds
-        while time.monotonic() < end and sweep.members(self.home.path):
+        while time.monotonic() < end and sweep.members(self.home.path, relatives):
             self._reap_quietly()
             time.sleep(0.05)
         self._reap_quietly()

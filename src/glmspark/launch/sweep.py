@@ -34,10 +34,11 @@ class Swept:
     stubborn: list[str] = field(default_factory=list)
 
 
-def members(home: Path) -> list[Identity]:
-    """Living processes of a deployment, the supervisor not among them."""
-    own = os.getpid()
-    return [one for one in processes.marked(HOME_VARIABLE, str(home)) if one.pid != own]
+def members(home: Path, known: Iterable[Identity] = ()) -> list[Identity]:
+    """Living processes of a deployment, the supervisor not among them: by their mark, and those `known`."""
+    found = set(processes.marked(HOME_VARIABLE, str(home)))
+    found.update(one for one in known if processes.is_alive(one))
+    return sorted((one for one in found if one.pid != os.getpid()), key=lambda one: one.pid)
 
 
 def segments(identities: Iterable[Identity]) -> set[str]:
@@ -45,35 +46,39 @@ def segments(identities: Iterable[Identity]) -> set[str]:
     return processes.shared_memory(identity.pid for identity in identities)
 
 
-def sweep(home: Path, scratch: Path | None, known: Iterable[str] = ()) -> Swept:
+def sweep(
+    home: Path, scratch: Path | None, memory: Iterable[str] = (), known: Iterable[Identity] = ()
+) -> Swept:
     """Kill what is left of a deployment and remove its files.
 
-    known: shared memory files it was seen to use before. A file that some living process still has mapped is
-    another's by now and stays. To be called by who holds the deployment's lock.
+    memory, known: shared memory files and processes it was seen to have. A file that some living process
+    still has mapped afterwards is another's and stays. To be called by who holds the deployment's lock.
     """
     result = Swept()
-    left = members(home)
-    memory = set(known) | segments(left)
-    # Python's resource tracker goes by itself once its process has gone, and takes its segments along.
+    left = members(home, known)
+    files = set(memory) | segments(left)
+    # Python's resource tracker goes by itself once its processes have gone, and takes their segments along.
     trackers = [one for one in left if _TRACKER in processes.command(one.pid)]
-    for group, patience in (([one for one in left if one not in trackers], 3.0), (trackers, 0.0)):
-        if group is trackers:
-            processes.wait_gone(trackers, 1.0)
-        for identity in group:
-            title = processes.command(identity.pid)
-            if processes.send(identity, signal.SIGKILL):
-                result.processes.append(f"{identity.pid} ({title[:80]})")
-        result.stubborn += [f"process {one.pid}" for one in processes.wait_gone(group, patience or 1.0)]
-    _remove_memory(memory, result)
-    if (
-        scratch is not None
-        and scratch.name.startswith("glmspark-")
-        and scratch.is_dir()
-        and not scratch.is_symlink()
-    ):
+    _kill([one for one in left if one not in trackers], result)
+    _kill(processes.wait_gone(trackers, 1.0), result)
+    _remove_memory(files, result)
+    if scratch is not None and _is_ours(scratch):
         shutil.rmtree(scratch, ignore_errors=True)
         (result.stubborn if scratch.exists() else result.files).append(str(scratch))
     return result
+
+
+def _is_ours(scratch: Path) -> bool:
+    """Whether a path from a record is a scratch directory indeed: it is removed with all that is in it."""
+    return scratch.name.startswith("glmspark-") and scratch.is_dir() and not scratch.is_symlink()
+
+
+def _kill(identities: list[Identity], result: Swept) -> None:
+    for identity in identities:
+        title = processes.command(identity.pid)
+        if processes.send(identity, signal.SIGKILL):
+            result.processes.append(f"{identity.pid} ({title[:80]})")
+    result.stubborn += [f"process {one.pid}" for one in processes.wait_gone(identities, 3.0)]
 
 
 def _remove_memory(paths: set[str], result: Swept) -> None:

@@ -71,17 +71,15 @@ def bring_up(wanted: Wanted, observe: Observer, *, transport: Transport | None =
     if lock is None:
         assert running is not None  # noqa: S101 - one of the two is always there
         return Outcome(running, already=True, cleaned=None)
-    try:
+    with lock:
         cleaned = _clean_leftovers(wanted.home)
         plan = make_plan(wanted, machine)
         with _port_guard():
             _check_port(wanted, machine)
             deployment = make_record(wanted, plan, now=time.time())
-            _write_start(wanted, deployment)
-        supervisor, leash = _spawn(wanted.home, lock)
-    finally:
-        lock.release()
-    return Outcome(_follow(wanted.home, supervisor, leash, observe), already=False, cleaned=cleaned)
+            write_start(wanted.home, deployment, wanted.request.key)
+        supervisor, leash = spawn(wanted.home, lock)
+    return Outcome(follow(wanted.home, supervisor, leash, observe), already=False, cleaned=cleaned)
 
 
 # -- before anything is started ----------------------------------------------------------------------------
@@ -127,7 +125,7 @@ def _clean_leftovers(home: Home) -> Swept | None:
     except GlmsparkError:
         deployment = None
     if deployment is not None and deployment.state.over:
-        swept = sweep(home.path, Path(deployment.scratch), deployment.shared_memory)
+        swept = sweep(home.path, Path(deployment.scratch))
     elif home.record_file.exists():
         swept = clean(
             home,
@@ -180,20 +178,26 @@ def _owner(taken: list[Listener], transport: Transport) -> str:
     return f"a process of the user with id {taken[0].uid}"
 
 
-def _write_start(wanted: Wanted, deployment: Deployment) -> None:
-    home = wanted.home
+# -- the start itself --------------------------------------------------------------------------------------
+
+
+def write_start(home: Home, deployment: Deployment, key: str | None) -> None:
+    """Make room in the directory and write record and key. StateError, and no key left, where that fails."""
     try:
         home.prepare()
-        if wanted.request.key is not None:
-            home.write_key(wanted.request.key)
+        if key is not None:
+            home.write_key(key)
         home.write(deployment)
     except GlmsparkError:
         home.key_file.unlink(missing_ok=True)
         raise
 
 
-def _spawn(home: Home, lock: Lock) -> tuple[subprocess.Popen[bytes], int]:
-    """Start the supervisor. Returns it and the leash: while that file is open, someone waits for it."""
+def spawn(home: Home, lock: Lock) -> tuple[subprocess.Popen[bytes], int]:
+    """Start the supervisor of what the record says, and hand it the lock.
+
+    Returns it and the leash: while that file is open, someone waits for it to be ready.
+    """
     read, write = os.pipe()
     argv = [sys.executable, "-m", "glmspark.launch.supervisor", str(home.path), "--lock", str(lock.fileno())]
     try:
@@ -216,7 +220,8 @@ def _spawn(home: Home, lock: Lock) -> tuple[subprocess.Popen[bytes], int]:
 # -- while it starts ---------------------------------------------------------------------------------------
 
 
-def _follow(home: Home, supervisor: subprocess.Popen[bytes], leash: int, observe: Observer) -> Deployment:
+def follow(home: Home, supervisor: subprocess.Popen[bytes], leash: int, observe: Observer) -> Deployment:
+    """Watch a start to its end; see bring_up."""
     try:
         return _watch(home, supervisor, observe)
     except KeyboardInterrupt:

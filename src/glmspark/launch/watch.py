@@ -69,7 +69,7 @@ class Watch:
                 if stat.ended:
                     continue
                 identity = Identity(stat.pid, stat.started)
-                title = processes.command(stat.pid)
+                title = processes.title(stat.pid)
                 known = self._watched.get(identity)
                 if known is not None:
                     known.title = (

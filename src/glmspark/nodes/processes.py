@@ -119,11 +119,18 @@ def age(identity: Identity, *, proc: Path = PROC) -> float:
 
 
 def command(pid: int, *, proc: Path = PROC) -> str:
-    """The command line (or the title a process gave itself), '' when it cannot be read."""
+    """The command line for people, '' when it cannot be read."""
+    return _cmdline(pid, proc).replace("\0", " ").strip()
+
+
+def title(pid: int, *, proc: Path = PROC) -> str:
+    """The first word of the command line: the title of a process that gave itself one."""
+    return _cmdline(pid, proc).partition("\0")[0].strip()
+
+
+def _cmdline(pid: int, proc: Path) -> str:
     try:
-        return (
-            (proc / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace").strip()
-        )
+        return (proc / str(pid) / "cmdline").read_bytes().decode("utf-8", "replace")
     except OSError:
         return ""
 
