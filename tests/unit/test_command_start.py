@@ -1,8 +1,8 @@
 """The command answers at once, and the package is what it says it is."""
 
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import glmspark
@@ -11,13 +11,14 @@ COMMAND = Path(sys.executable).with_name("glmspark")
 
 
 def test_help_answers_within_four_tenths_of_a_second() -> None:
+    """It waits for nothing, so on an idle machine the time it takes is its CPU time; a busy one adds others'."""
     taken = []
-    for _ in range(7):
-        begin = time.monotonic()
+    for _ in range(5):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = subprocess.run([COMMAND, "--help"], capture_output=True, text=True, check=True)
-        taken.append(time.monotonic() - begin)
-        assert "Usage: glmspark" in done.stdout
-    # The best of some runs: the command's own time, not that of others on this machine.
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        taken.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        assert {"up", "status", "logs", "chat", "down", "recipe"} <= set(done.stdout.split())
     assert min(taken) <= 0.4, f"glmspark --help took {min(taken):.2f} s at best"
 
 
