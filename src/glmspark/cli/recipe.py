@@ -76,14 +76,7 @@ def show(
     if as_json:
         print_json(loaded.model_dump(mode="json"))
         return
-    text = read_recipe(recipe).decode("utf-8-sig")
-    if not sys.stdout.isatty():
-        sys.stdout.write(text)
-        return
-    from rich.console import Console
-    from rich.syntax import Syntax
-
-    Console().print(Syntax(text, "yaml", background_color="default"))
+    sys.stdout.write(read_recipe(recipe).decode("utf-8-sig"))
 
 
 @app.command()

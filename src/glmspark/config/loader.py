@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -48,6 +49,14 @@ class RecipeError(GlmsparkError):
             seen="\n".join(_with_hint(path, problem) for problem in rest) or None,
             next=first.hint,
         )
+
+    def to_json(self) -> dict[str, Any]:
+        """The error's data, with the file and every problem in it."""
+        problems = [
+            {"line": problem.line, "message": problem.message, "hint": problem.hint}
+            for problem in self.problems
+        ]
+        return super().to_json() | {"path": self.path, "line": self.line, "problems": problems}
 
 
 def describe(path: str, problem: Problem) -> str:
@@ -142,7 +151,9 @@ def _read(path: Path) -> bytes:
         raise RecipeError(shown, [Problem(None, f"cannot be read: {reason}")]) from None
 
 
-def _beside(path: Path) -> str | None:
+def _beside(path: Path) -> str:
+    if path.stem in recipe_names():
+        return f"for the recipe that comes with glmspark write {path.stem}"
     near = difflib.get_close_matches(path.name, list(_yaml_files(path.parent)), n=1, cutoff=0.5)
     return (
         f"did you mean {path.parent / near[0]}?" if near else "`glmspark recipe list` shows the built-in ones"

@@ -42,6 +42,19 @@ def test_missing_file_names_the_one_beside_it(tmp_path):
     assert "no such file" in failure(tmp_path / "zzz" / "q.yaml").message
 
 
+def test_a_shipped_name_with_a_suffix_says_how_to_write_it(tmp_path):
+    assert "write glm-tiny" in failure(tmp_path / "glm-tiny.yaml").hint
+
+
+def test_an_error_as_json_has_every_problem(tmp_path):
+    (tmp_path / "a.yaml").write_text("recipe: 2\nname: A\n")
+    found = failure(tmp_path / "a.yaml").to_json()
+    assert found["path"] == str(tmp_path / "a.yaml")
+    assert found["line"] == found["problems"][0]["line"] == 1
+    assert len(found["problems"]) == 5
+    assert found["kind"] == "RecipeError"
+
+
 @pytest.mark.parametrize(
     "name", ["a\0b.yaml", "x" * 5000 + ".yaml", "/" * 300, "\ud800.yaml", "\0", "x" * 5000]
 )
