@@ -11,7 +11,7 @@ COMMAND = Path(sys.executable).with_name("glmspark")
 
 
 def test_help_answers_within_four_tenths_of_a_second() -> None:
-    """It waits for nothing, so on an idle machine the time it takes is its CPU time; a busy one adds others'."""
+    """It waits for nothing, so on an idle machine it takes its CPU time, and on a busy one more."""
     taken = []
     for _ in range(5):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
