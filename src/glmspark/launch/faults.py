@@ -18,7 +18,7 @@ _EXCEPTION = re.compile(
     r"^(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Warning|Timeout)?(?:: |$)"
 )
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-# What our own entry point and the loader say without a traceback.
+# What our own entry point, the interpreter and torch's crash handler say without a traceback.
 _PLAIN = re.compile(
     r"^glmspark\.engine\.serve: |^\S*python\S*: (?:can't|No module named)|^Fatal Python error: "
 )

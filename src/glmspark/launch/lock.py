@@ -17,6 +17,8 @@ from pathlib import Path
 from glmspark.config.files import make_dir
 from glmspark.errors import StateError
 
+_HELD = (errno.EWOULDBLOCK, errno.EACCES)
+
 
 class Lock:
     """A held lock. `fileno` may be passed to a child, which then holds it too."""
@@ -48,28 +50,42 @@ def take(path: Path, *, wait: float = 0.0) -> Lock | None:
 
     StateError where the file cannot be made.
     """
-    make_dir(path.parent)
+    end = time.monotonic() + wait
+    while True:
+        make_dir(path.parent)
+        handle = _open(path)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is(handle, path):
+                return Lock(handle)
+        except OSError as error:
+            if error.errno not in _HELD:
+                os.close(handle)
+                raise StateError(
+                    f"cannot lock {path}: {error.strerror}", step=f"lock {path}", seen=str(error)
+                ) from error
+            if time.monotonic() >= end:
+                os.close(handle)
+                return None
+            time.sleep(0.02)
+        os.close(handle)  # held by another, or of a directory that was removed meanwhile
+
+
+def _open(path: Path) -> int:
     try:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise StateError(
             f"cannot open {path}: {error.strerror}", step=f"lock {path}", seen=str(error)
         ) from error
-    end = time.monotonic() + wait
-    while True:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in (errno.EWOULDBLOCK, errno.EACCES) and time.monotonic() < end:
-                time.sleep(0.02)
-                continue
-            os.close(handle)
-            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                return None
-            raise StateError(
-                f"cannot lock {path}: {error.strerror}", step=f"lock {path}", seen=str(error)
-            ) from error
-        return Lock(handle)
+
+
+def _is(handle: int, path: Path) -> bool:
+    """Whether the open file is still the one at that path."""
+    try:
+        return os.path.samestat(os.fstat(handle), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def held(path: Path) -> bool:
@@ -79,7 +95,7 @@ def held(path: Path) -> bool:
         try:
             fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError as error:
-            return error.errno in (errno.EWOULDBLOCK, errno.EACCES)
+            return error.errno in _HELD
         finally:
             os.close(handle)
     return False

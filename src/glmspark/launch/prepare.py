@@ -134,7 +134,7 @@ def make_plan(wanted: Wanted, transport: Transport) -> Plan:
 def make_record(wanted: Wanted, plan: Plan, *, now: float) -> Deployment:
     """The record of a start that has not begun: what is run for each rank, and where."""
     deployment_id = new_id()
-    site = Site(deployment_id, wanted.home.path, scratch_of(deployment_id), free_port("127.0.0.1"))
+    site = Site(deployment_id, wanted.home.path, scratch_of(wanted.home.path), free_port("127.0.0.1"))
     limits = Limits(start=float(plan.limits.start), join=float(plan.limits.join))
     if wanted.request.timeout is not None:
         limits = limits.model_copy(update={"start": wanted.request.timeout})

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from glmspark.errors import GlmsparkError
-from glmspark.launch.record import Deployment, Home, Reason, State
+from glmspark.launch.record import Deployment, Home, Reason, State, scratch_of
 from glmspark.launch.sweep import Swept, sweep
 
 _DONE = b"."
@@ -97,7 +97,7 @@ def clean(home: Home, *, what: str, next_step: str, at: float | None = None) -> 
         if home.record_file.exists():
             home.record_file.replace(aside)
     if deployment is None:
-        return sweep(home.path, None)
+        return sweep(home.path, scratch_of(home.path))
     swept = sweep(home.path, Path(deployment.scratch), deployment.shared_memory, deployment.relatives)
     if not deployment.state.over:
         now = time.time() if at is None else at

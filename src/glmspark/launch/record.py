@@ -12,6 +12,9 @@ The record holds no secret. It carries a version; a newer one is refused, not gu
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import os
 import secrets
 import shutil
 import tempfile
@@ -29,6 +32,8 @@ from glmspark.errors import StateError, UsageError
 from glmspark.nodes.processes import Identity, boot_id
 
 VERSION = 1
+
+_LONGEST_BASE, _SHORT_BASE = 32, "/tmp"  # noqa: S108 - the directory in it has mode 0700
 
 
 class State(StrEnum):
@@ -266,6 +271,18 @@ class Home:
             ) from error
         make_dir(self.logs)
 
+    def remove_if_empty(self) -> None:
+        """Remove the directory of a start that came to nothing. To be called with the lock held.
+
+        One with a record or with logs of an earlier start stays.
+        """
+        with contextlib.suppress(OSError):
+            self.logs.rmdir()
+        if {entry.name for entry in self.path.iterdir()} <= {self.lock_file.name}:
+            with contextlib.suppress(OSError):
+                self.lock_file.unlink()
+                self.path.rmdir()
+
 
 def deployments_dir() -> Path:
     """Where the deployments of this user lie."""
@@ -297,10 +314,12 @@ def new_id() -> str:
     return secrets.token_hex(8)
 
 
-def scratch_of(deployment_id: str) -> Path:
-    """The start's own directory for sockets and temporary files.
+def scratch_of(directory: Path) -> Path:
+    """The directory for sockets and temporary files of the deployment whose own directory this is.
 
-    It is short because a socket's path holds at most 107 bytes, and named after the start so that whoever
-    cleans up knows it without having been told.
+    It is short because a socket's path holds at most 107 bytes, and always the same one, so that whoever
+    cleans up knows it even where the record is damaged.
     """
-    return Path(tempfile.gettempdir()) / f"glmspark-{deployment_id}"
+    base = tempfile.gettempdir()
+    tag = hashlib.sha256(os.fsencode(directory)).hexdigest()[:16]
+    return Path(base if len(base) <= _LONGEST_BASE else _SHORT_BASE) / f"glmspark-{os.getuid()}-{tag}"

@@ -19,7 +19,7 @@ import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from glmspark.errors import GlmsparkError
+from glmspark.errors import GlmsparkError, StateError
 from glmspark.launch import phases, ranks, reasons, sweep
 from glmspark.launch.command import KEY_VARIABLE, inherited_env
 from glmspark.launch.faults import FirstError
@@ -109,7 +109,13 @@ class Supervisor:
     def _start(self) -> None:
         own = processes.identify(os.getpid())
         self.deployment.supervisor = Process.of(own) if own else None
-        Path(self.deployment.scratch).mkdir(mode=0o700)
+        try:
+            Path(self.deployment.scratch).mkdir(mode=0o700)
+        except OSError as error:
+            raise StateError(
+                f"cannot make {self.deployment.scratch}: {error.strerror}",
+                next="if it is not another user's, remove it; or set TMPDIR to another directory",
+            ) from error
         base = inherited_env(os.environ)
         key = self.home.read_key()
         for record in reversed(self.deployment.ranks):  # followers first: the head forms the group

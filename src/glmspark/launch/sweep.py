@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import stat
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,7 +71,13 @@ def sweep(
 
 def _is_ours(scratch: Path) -> bool:
     """Whether a path from a record is a scratch directory indeed: it is removed with all that is in it."""
-    return scratch.name.startswith("glmspark-") and scratch.is_dir() and not scratch.is_symlink()
+    try:
+        status = scratch.lstat()
+    except OSError:
+        return False
+    return (
+        scratch.name.startswith("glmspark-") and stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+    )
 
 
 def _kill(identities: list[Identity], result: Swept) -> None:

@@ -18,7 +18,7 @@ from glmspark.launch.command import inherited_env
 from glmspark.launch.lock import Lock
 from glmspark.launch.prepare import Wanted, make_plan, make_record
 from glmspark.launch.reaper import clean
-from glmspark.launch.record import Deployment, Home, State, Verdict, deployments_dir, homes
+from glmspark.launch.record import Deployment, Home, State, Verdict, deployments_dir, homes, scratch_of
 from glmspark.launch.sweep import Swept, sweep
 from glmspark.nodes.facts.ports import LISTENERS, Listener, command_line, socket_owners
 from glmspark.nodes.transport import Local, Transport, gather
@@ -72,13 +72,21 @@ def bring_up(wanted: Wanted, observe: Observer, *, transport: Transport | None =
         assert running is not None  # noqa: S101 - one of the two is always there
         return Outcome(running, already=True, cleaned=None)
     with lock:
-        cleaned = _clean_leftovers(wanted.home)
-        plan = make_plan(wanted, machine)
-        with _port_guard():
-            _check_port(wanted, machine)
-            deployment = make_record(wanted, plan, now=time.time())
-            write_start(wanted.home, deployment, wanted.request.key)
-        supervisor, leash = spawn(wanted.home, lock)
+        try:
+            cleaned = _clean_leftovers(wanted.home)
+            plan = make_plan(wanted, machine)
+            with _port_guard():
+                _check_port(wanted, machine)
+                deployment = make_record(wanted, plan, now=time.time())
+                write_start(wanted.home, deployment, wanted.request.key)
+        except BaseException:
+            wanted.home.remove_if_empty()
+            raise
+        try:
+            supervisor, leash = spawn(wanted.home, lock, wanted.request.key)
+        except GlmsparkError as error:
+            clean(wanted.home, what=error.message, next_step="`glmspark up` tries again")
+            raise
     return Outcome(follow(wanted.home, supervisor, leash, observe), already=False, cleaned=cleaned)
 
 
@@ -133,7 +141,7 @@ def _clean_leftovers(home: Home) -> Swept | None:
             next_step="`glmspark up` starts it again",
         )
     else:
-        swept = sweep(home.path, None)
+        swept = sweep(home.path, scratch_of(home.path))
     return swept if swept.processes or swept.files else None
 
 
@@ -193,17 +201,18 @@ def write_start(home: Home, deployment: Deployment, key: str | None) -> None:
         raise
 
 
-def spawn(home: Home, lock: Lock) -> tuple[subprocess.Popen[bytes], int]:
+def spawn(home: Home, lock: Lock, key: str | None = None) -> tuple[subprocess.Popen[bytes], int]:
     """Start the supervisor of what the record says, and hand it the lock.
 
-    Returns it and the leash: while that file is open, someone waits for it to be ready.
+    Returns it and the leash: while that file is open, someone waits for it to be ready. It gets the caller's
+    environment without the variable the key came from: of the ranks, only the head is given the key.
     """
     read, write = os.pipe()
     argv = [sys.executable, "-m", "glmspark.launch.supervisor", str(home.path), "--lock", str(lock.fileno())]
     try:
         process = Local().spawn(
             argv,
-            env=inherited_env(os.environ),
+            env={name: value for name, value in inherited_env(os.environ).items() if value != key},
             log=home.supervisor_log,
             cwd=home.path,
             pass_fds=(lock.fileno(),),

@@ -57,7 +57,7 @@ def make_start(name: str, *behaviours: str, limits: Limits | None = None, keep: 
         plan={"tp": len(behaviours), "pp": 1},
         endpoint=Endpoint(host="127.0.0.1", port=port, url=f"http://127.0.0.1:{port}/v1", model="m"),
         limits=limits or Limits(start=60, join=60, prove=60),
-        scratch=str(scratch_of(deployment_id)),
+        scratch=str(scratch_of(where.path)),
         ranks=[
             RankRecord(
                 rank=rank,

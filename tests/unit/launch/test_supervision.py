@@ -122,6 +122,20 @@ def test_a_rank_that_cannot_start_is_an_error() -> None:
     assert not Path(start.scratch).exists()
 
 
+def test_a_scratch_directory_that_is_there_already_is_not_used(state: Path) -> None:
+    start = make_start("squat", "serves")
+    link = Path(start.scratch)
+    link.symlink_to(state)
+    try:
+        with pytest.raises(up.StartError, match=r"cannot make .*: File exists"):
+            launch(start)
+        wait_free(home("squat"))
+        assert link.is_symlink()
+        assert state.is_dir()
+    finally:
+        link.unlink()
+
+
 def test_killed_supervisor_takes_its_ranks_along() -> None:
     start = make_start("orphans", "serves", "stubborn")
     ready = launch(start)
@@ -194,6 +208,7 @@ def test_a_damaged_record_is_set_aside_and_its_processes_are_stopped() -> None:
     assert stop(where).ending is Ending.CLEANED
     assert not where.record_file.exists()
     assert (where.path / "deployment.json.damaged").exists()
+    assert_nothing_left(start)
 
 
 def test_up_that_is_killed_takes_an_unfinished_start_along(state: Path) -> None:

@@ -1,0 +1,107 @@
+"""What is run for each rank, as lists."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from glmspark.errors import UsageError
+from glmspark.launch.command import (
+    Site,
+    client_url,
+    free_port,
+    inherited_env,
+    is_loopback,
+    rank_argv,
+    rank_env,
+)
+from glmspark.plan import Plan, plan_local
+from tests.unit.plan.plans import BOX, checkpoint, recipe
+
+SITE = Site("0123456789abcdef", Path("/state/toy"), Path("/tmp/glmspark-0123456789abcdef"), 29500)
+
+
+def plan(tmp_path: Path, **layout: int) -> Plan:
+    return plan_local(recipe(), checkpoint(tmp_path), facts=BOX, **layout)
+
+
+def test_two_ranks_find_one_another(tmp_path: Path) -> None:
+    two = plan(tmp_path, tp=2)
+    common = ["py", "-m", "glmspark.engine.serve", two.model_dir, *two.flag_words(), "--nnodes", "2"]
+    meet = ["--master-addr", "127.0.0.1", "--master-port", "29500"]
+    assert rank_argv(two, 0, SITE, python="py") == [
+        *common,
+        *["--node-rank", "0", *meet],
+        *["--host", "127.0.0.1", "--port", "8000"],
+    ]
+    assert rank_argv(two, 1, SITE, python="py") == [*common, "--node-rank", "1", *meet, "--headless"]
+    assert common[(i := common.index("--tensor-parallel-size")) : i + 2] == ["--tensor-parallel-size", "2"]
+
+
+def test_one_rank_needs_no_group(tmp_path: Path) -> None:
+    argv = rank_argv(plan(tmp_path, tp=1), 0, SITE, python="py")
+    assert not {"--nnodes", "--master-addr", "--headless"} & set(argv)
+
+
+def test_the_environment_of_a_rank(tmp_path: Path) -> None:
+    two = plan(tmp_path, tp=2)
+    env = rank_env(two, 1, SITE)
+    assert env.items() >= two.env.items()
+    assert {name: env[name] for name in env if name not in two.env} == {
+        "VLLM_HOST_IP": "127.0.0.1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "VLLM_CPU_OMP_THREADS_BIND": "1",
+        "VLLM_RPC_BASE_PATH": "/tmp/glmspark-0123456789abcdef",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "VLLM_LOGGING_COLOR": "0",
+        "PYTHONUNBUFFERED": "1",
+        "TMPDIR": "/tmp/glmspark-0123456789abcdef",
+        "SPT_NOENV": "1",
+        "GLMSPARK_DEPLOYMENT": "0123456789abcdef",
+        "GLMSPARK_DEPLOYMENT_DIR": "/state/toy",
+    }
+
+
+def test_what_the_caller_s_shell_must_not_decide() -> None:
+    caller = {"PATH": "/bin", "HOME": "/h", "RANK": "3", "MASTER_ADDR": "10.0.0.1", "VLLM_API_KEY": "secret"}
+    assert inherited_env(caller) == {"PATH": "/bin", "HOME": "/h"}
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:8000/v1"),
+        ("0.0.0.0", "http://127.0.0.1:8000/v1"),
+        ("::", "http://[::1]:8000/v1"),
+        ("fd00::1", "http://[fd00::1]:8000/v1"),
+        ("spark1", "http://spark1:8000/v1"),
+    ],
+)
+def test_the_url_for_a_client_here(host: str, url: str) -> None:
+    assert client_url(host, 8000) == url
+
+
+@pytest.mark.parametrize(
+    ("host", "only_here"),
+    [
+        ("127.0.0.1", True),
+        ("::1", True),
+        ("localhost", True),
+        ("127.8.8.8", True),
+        ("0.0.0.0", False),
+        ("spark1", False),
+        ("::", False),
+    ],
+)
+def test_who_can_reach_it(host: str, only_here: bool) -> None:
+    assert is_loopback(host) is only_here
+
+
+def test_a_free_port_is_free() -> None:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", free_port("127.0.0.1")))
+    with pytest.raises(UsageError, match=r"cannot listen on 198\.18\.255\.1"):
+        free_port("198.18.255.1")
