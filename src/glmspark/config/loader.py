@@ -11,9 +11,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from glmspark.config.canaries import LongPromptCanary, RanksCanary
 from glmspark.config.explain import explain
 from glmspark.config.recipe import Recipe
-from glmspark.config.yamltree import MAX_BYTES, Problem, read_yaml
+from glmspark.config.yamltree import MAX_BYTES, Problem, YamlTree, read_yaml
 from glmspark.errors import GlmsparkError
 
 __all__ = [
@@ -132,7 +133,24 @@ def check_recipe(raw: bytes) -> tuple[Recipe | None, list[Problem]]:
                 recipe = Recipe.model_validate(tree.data)
             except ValidationError as error:
                 problems.extend(explain(Recipe, tree, error))
+            else:
+                problems.extend(_too_long(recipe, tree))
     return recipe, sorted(problems, key=lambda problem: problem.line or 0)
+
+
+def _too_long(recipe: Recipe, tree: YamlTree) -> Iterator[Problem]:
+    """Canaries that the recipe's own context cannot hold: the engine would refuse them, not fail them."""
+    context = recipe.engine.max_model_len
+    for i, canary in enumerate(recipe.canaries):
+        if isinstance(canary, RanksCanary):
+            continue
+        tokens = canary.max_tokens + (canary.tokens if isinstance(canary, LongPromptCanary) else 0)
+        if tokens > context:
+            yield Problem(
+                tree.lines.get(("canaries", i)),
+                f"canaries[{i}] takes {tokens} tokens, engine.max_model_len is {context}",
+                "lower its tokens or max_tokens",
+            )
 
 
 def _read(path: Path) -> bytes:

@@ -17,7 +17,7 @@ def recipe_data(**sections: Any) -> dict[str, Any]:
             "max_num_batched_tokens": 2048,
             "kv_cache_memory": "256MiB",
         },
-        "canaries": [{"probe": "answer", "prompt": "2+2=", "expect": "4"}],
+        "canaries": [{"probe": "answer", "prompt": "2+2=", "expect": "4", "max_tokens": 1}],
     }
     for name, section in sections.items():
         if isinstance(section, dict) and isinstance(data.get(name), dict):
