@@ -30,7 +30,6 @@ class Reference:
     def __init__(self, checkpoint: Path) -> None:
         self.tokenizer = AutoTokenizer.from_pretrained(checkpoint)
         self.model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
-        self._greedy: dict[tuple[int, ...], list[int]] = {}
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
         """The prompt as the chat template renders it."""
@@ -45,19 +44,25 @@ class Reference:
 
     @torch.no_grad()
     def greedy(self, prompt_ids: list[int], max_tokens: int) -> list[int]:
-        """The greedy continuation, up to and with the stop token. Kept for the next layout."""
-        key = (max_tokens, *prompt_ids)
-        if key not in self._greedy:
-            grid = torch.tensor([prompt_ids])
-            out = self.model.generate(
-                grid, attention_mask=torch.ones_like(grid), do_sample=False, max_new_tokens=max_tokens
-            )
-            self._greedy[key] = out[0, len(prompt_ids) :].tolist()
-        return self._greedy[key]
+        """The greedy continuation, token by token through the cache, up to and with the stop token."""
+        grid = torch.tensor([prompt_ids])
+        out = self.model.generate(
+            grid, attention_mask=torch.ones_like(grid), do_sample=False, max_new_tokens=max_tokens
+        )
+        return list(out[0, len(prompt_ids) :].tolist())
+
+    def ends(self, output_ids: list[int], max_tokens: int) -> bool:
+        """Whether an output ends where greedy decoding ends: at its first stop token, or at the limit."""
+        stop = set(self.model.generation_config.eos_token_id)
+        inner = stop.intersection(output_ids[:-1])
+        return not inner and (output_ids[-1] in stop or len(output_ids) == max_tokens)
 
     @torch.no_grad()
     def disagreements(self, prompt_ids: list[int], output_ids: list[int]) -> list[Place]:
-        """Every place of `output_ids` where, after the same tokens, transformers' best is another."""
+        """Every place of `output_ids` where, after the same tokens, transformers' best is another.
+
+        None means: this is transformers' greedy output, for by induction every prefix of it is.
+        """
         grid = torch.tensor([prompt_ids + output_ids[:-1]])
         logits = self.model(grid, use_cache=False).logits[0, len(prompt_ids) - 1 :].float()
         chosen = torch.tensor(output_ids)

@@ -7,6 +7,7 @@ never answers (14 s). And nothing tells it that rank 0 has died, so its worker s
 from __future__ import annotations
 
 import argparse
+import logging
 import multiprocessing
 import os
 import signal
@@ -16,12 +17,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import NoReturn
 
-import vllm
-from vllm.logger import init_logger
-from vllm.usage.usage_lib import UsageContext
-from vllm.v1.executor.multiproc_executor import MultiprocExecutor
-
-logger = init_logger("vllm.glmspark.follower")
+logger = logging.getLogger("vllm.glmspark.follower")
 
 # Silence for idle + interval * count seconds means that rank 0's machine is gone.
 KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
@@ -34,7 +30,11 @@ def follow(args: argparse.Namespace) -> None:
 
     Ends the process with 0 when told to, with 1 when a worker died, with 3 when rank 0 is gone.
     """
-    engine_args = vllm.AsyncEngineArgs.from_cli_args(args)
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+
+    engine_args = AsyncEngineArgs.from_cli_args(args)
     config = engine_args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER, headless=True)
     parallel = config.parallel_config
 
