@@ -17,7 +17,6 @@ import hashlib
 import os
 import secrets
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from enum import StrEnum
@@ -320,6 +319,9 @@ def scratch_of(directory: Path) -> Path:
     It is short because a socket's path holds at most 107 bytes, and always the same one, so that whoever
     cleans up knows it even where the record is damaged.
     """
-    base = tempfile.gettempdir()
+    base = os.environ.get(
+        "TMPDIR", ""
+    )  # not tempfile.gettempdir(): it tries to write, and the disk may be full
     tag = hashlib.sha256(os.fsencode(directory)).hexdigest()[:16]
-    return Path(base if len(base) <= _LONGEST_BASE else _SHORT_BASE) / f"glmspark-{os.getuid()}-{tag}"
+    usable = base.startswith("/") and len(base) <= _LONGEST_BASE
+    return Path(base if usable else _SHORT_BASE) / f"glmspark-{os.getuid()}-{tag}"

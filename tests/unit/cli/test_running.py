@@ -1,0 +1,157 @@
+"""status, logs, chat and down, with pretended ranks and with nothing at all."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from glmspark.cli.chat import Writer
+from glmspark.cli.console import complete_deployment, duration
+from glmspark.cli.up import curl_line
+from glmspark.config import load_recipe
+from glmspark.launch import prepare
+from glmspark.launch.record import State, home
+from tests.unit.cli.commands import Glmspark
+from tests.unit.launch.starts import launch, make_start, wait_free, wait_state, workers
+
+
+def test_nothing_was_ever_started(glmspark: Glmspark, state: Path) -> None:
+    status = glmspark("status")
+    assert (status.code, status.err) == (3, "")
+    assert status.out == "nothing runs; `glmspark up` serves glm-tiny here\n"
+    assert (glmspark("status", "--json").code, glmspark("status", "--json").json) == (3, [])
+    down = glmspark("down")
+    assert (down.code, down.out) == (0, "there is nothing to stop\n")
+    assert (glmspark("down", "--json").code, glmspark("down", "--json").json) == (0, [])
+    for words in (["logs"], ["chat", "hello"]):
+        done = glmspark(*words)
+        assert done.code == 2
+        assert "nothing was ever started here" in done.err
+    assert glmspark("status", "other").code == 2
+    assert complete_deployment("") == []
+    assert not state.exists()
+
+
+def test_one_that_runs_and_then_loses_a_rank(glmspark: Glmspark) -> None:
+    ready = launch(make_start("pair", "serves", "serves"))
+    where = home("pair")
+    status = glmspark("status")
+    assert status.code == 0, status.err
+    assert "pair  ready for" in status.out
+    assert "Worker_TP0" in status.out
+    assert "following rank 0" in status.out
+    (machine,) = glmspark("status", "pair", "--json").json
+    assert machine["state"] == "ready"
+    assert [rank["alive"] for rank in machine["ranks"]] == [True, True]
+    assert machine["verdicts"][0]["passed"] is True
+    assert machine["load"] is not None  # /metrics answers, with nothing in it
+    assert machine["load"]["running"] is None
+
+    both = glmspark("logs", "-n", "2")
+    assert both.out.splitlines()[0].startswith("rank 0  ")
+    assert both.out.splitlines()[-1].startswith("rank 1  ")
+    one = glmspark("logs", "--rank", "1", "-n", "1")
+    assert one.out == "INFO 01-02 03:04:09 [default_loader.py:501] Loading weights took 0.06 seconds\n"
+    assert glmspark("logs", "--rank", "7").code == 2
+    assert glmspark("logs", "--json", "--rank", "0").json[0]["source"] == "rank 0"
+    assert complete_deployment("pa") == ["pair"]
+
+    os.kill(workers(where, 1), signal.SIGKILL)
+    wait_state(where, State.FAILED, seconds=10)
+    wait_free(where)
+    status = glmspark("status")
+    assert status.code == 1
+    assert "pair  failed" in status.out
+    assert "why:  rank 1's Worker_TP1" in status.out
+    assert "next: " in status.out
+    (machine,) = glmspark("status", "--json").json
+    assert machine["reason"]["rank"] == 1
+    assert glmspark("chat", "hello").code == 2
+    assert glmspark("logs", "-n", "1").code == 0
+    assert glmspark("logs", "-f", "-n", "0").err == "pair does not run any more\n"
+    assert glmspark("logs", "--supervisor").out.startswith("failed: rank 1's Worker_TP1")
+    assert glmspark("down").out == "there is nothing to stop\n"
+    assert ready.supervisor is not None
+
+
+def test_two_that_run_must_be_named(glmspark: Glmspark) -> None:
+    launch(make_start("first", "serves"))
+    launch(make_start("second", "serves"))
+    for words in (["down"], ["logs"], ["chat", "hello"]):
+        done = glmspark(*words)
+        assert done.code == 2
+        assert "first" in done.err
+        assert "second" in done.err
+    assert glmspark("down", "third").code == 2
+    assert glmspark("down", "first", "--all").code == 2
+    assert glmspark("down", "first").out.startswith("first: stopped in ")
+    (stopped, _) = glmspark("status", "--json").json
+    assert stopped["state"] == "stopped"
+    assert glmspark("status").code == 0
+    endings = {one["name"]: one["ending"] for one in glmspark("down", "--all", "--json").json}
+    assert endings == {"first": "nothing to stop", "second": "stopped"}
+    assert glmspark("status").code == 3
+
+
+def test_a_failed_canary_shows_its_causes_and_stops_all(glmspark: Glmspark) -> None:
+    start = make_start("wrong", "serves")
+    start.recipe["canaries"] = [{"probe": "answer", "name": "sum", "prompt": "2+2?", "expect": "4"}]
+    from glmspark.launch.up import StartError
+
+    with pytest.raises(StartError) as caught:
+        launch(start)
+    assert caught.value.message == "1 of 2 canaries failed: sum"
+    assert caught.value.seen is not None
+    assert caught.value.seen.startswith("sum: HTTP 501")
+    assert "likely causes: " in (caught.value.next or "")
+    wait_free(home("wrong"))
+    assert glmspark("status").code == 1
+
+
+def test_keep_leaves_an_unproven_deployment_running(glmspark: Glmspark) -> None:
+    start = make_start("kept", "serves", keep=True)
+    start.recipe["canaries"] = [{"probe": "answer", "prompt": "2+2?", "expect": "4"}]
+    from glmspark.launch.up import StartError
+
+    with pytest.raises(StartError):
+        launch(start)
+    status = glmspark("status")
+    assert status.code == 1
+    assert "kept  unproven" in status.out
+    assert "why:  1 of 2 canaries failed" in status.out
+    assert glmspark("down").out.startswith("kept: stopped in ")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0.0 s"), (42.35, "42.4 s"), (190, "3 min 10 s"), (7500, "2 h 5 min"), (273600, "3 d 4 h")],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_reasoning_is_dimmed_on_a_terminal_and_bracketed_elsewhere(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for colour in (False, True):
+        writer = Writer(colour)
+        writer.write("7+", "")
+        writer.write("5", "")
+        writer.write("", "12")
+        writer.end()
+    plain, coloured = capsys.readouterr().out.split("12\n")[:2]
+    assert plain == "[7+5]\n"
+    assert coloured == "\x1b[2m7+5\x1b[0m\n"
+
+
+def test_the_curl_line_asks_the_recipe_s_own_question_and_names_the_key_s_file() -> None:
+    wanted = prepare.read_request(prepare.Request(key="secret"))
+    start = make_start("glm-tiny", "serves")
+    start.endpoint.needs_key = True
+    line = curl_line(start, wanted)
+    assert load_recipe("glm-tiny").canaries[1].prompt in line
+    assert line.endswith(f'-H "Authorization: Bearer $(cat {wanted.home.key_file})"')
+    assert "secret" not in line

@@ -1,0 +1,227 @@
+"""`glmspark up` where it must not start: each wrong thing is one clear error, and nothing is left."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from glmspark.launch import lock as locks
+from glmspark.launch import prepare
+from glmspark.launch.record import Process, State, home
+from glmspark.nodes import processes
+from glmspark.nodes.facts.memory import Memory
+from tests.unit.cli.commands import Done, Glmspark, toy_recipe
+from tests.unit.launch.starts import make_start
+
+GIB = 2**30
+
+
+@pytest.fixture(autouse=True)
+def engine_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The unit tests need no engine; that it is missing has a test of its own."""
+    monkeypatch.setattr(prepare.importlib.util, "find_spec", lambda name: object())
+
+
+def assert_refused(done: Done, state: Path, *texts: str, code: int = 1) -> None:
+    """One error block with these texts, and no deployment begun."""
+    assert done.code == code, done
+    assert done.err.startswith("error: ")
+    assert done.err.count("error:") == 1
+    assert "Traceback" not in done.err
+    for text in texts:
+        assert text in done.err
+    deployments = state / "deployments"
+    left = list(deployments.glob("*/*")) if deployments.exists() else []
+    assert left == []
+
+
+def test_unknown_recipe_names_the_nearest(glmspark: Glmspark, state: Path) -> None:
+    assert_refused(glmspark("up", "glm-tinny"), state, "glm-tinny", "did you mean glm-tiny?")
+
+
+def test_unknown_key_names_its_line_and_the_nearest(glmspark: Glmspark, state: Path, tmp_path: Path) -> None:
+    recipe = toy_recipe(tmp_path)
+    recipe.write_text(recipe.read_text().replace('"max_num_seqs"', '"max_num_seq"'))
+    assert_refused(
+        glmspark("up", recipe),
+        state,
+        f"{recipe}:15: unknown key 'max_num_seq'",
+        "did you mean 'max_num_seqs'?",
+    )
+
+
+def test_wrong_tp_for_the_head_count_names_the_right_ones(
+    glmspark: Glmspark, state: Path, tmp_path: Path
+) -> None:
+    assert_refused(glmspark("up", toy_recipe(tmp_path), "--tp", "3"), state, "TP 3", "heads", "next:")
+
+
+def test_no_memory_for_it_says_how_much(
+    glmspark: Glmspark, state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    little = Memory(4 * GIB, GIB, GIB, 0, 0)
+    monkeypatch.setattr(
+        prepare, "MEMORY", prepare.MEMORY.__class__("memory", ("cat", "/proc/meminfo"), lambda text: little)
+    )
+    done = glmspark("up", toy_recipe(tmp_path))
+    assert_refused(done, state, "does not fit", "short", "available: 1 GiB", "next:")
+
+
+def test_a_model_directory_that_is_missing(glmspark: Glmspark, state: Path, tmp_path: Path) -> None:
+    assert_refused(glmspark("up", "--model", tmp_path / "gone"), state, str(tmp_path / "gone"))
+
+
+def test_a_truncated_shard_is_named(glmspark: Glmspark, state: Path, tmp_path: Path) -> None:
+    recipe = toy_recipe(tmp_path)
+    shard = next((tmp_path / "model").glob("*.safetensors"))
+    os.truncate(shard, shard.stat().st_size - 1)
+    assert_refused(glmspark("up", recipe), state, shard.name)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0"])
+def test_a_taken_port_names_who_has_it(glmspark: Glmspark, state: Path, tmp_path: Path, address: str) -> None:
+    with socket.socket() as sock:
+        sock.bind((address, 0))
+        sock.listen()
+        port = sock.getsockname()[1]
+        done = glmspark("up", toy_recipe(tmp_path), "--port", str(port))
+    owner = f"port {port} is taken by process {os.getpid()} ("
+    assert_refused(done, state, owner, "choose another --port", code=2)
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "-1"])
+def test_a_port_that_does_not_exist(glmspark: Glmspark, state: Path, tmp_path: Path, port: str) -> None:
+    assert_refused(glmspark("up", toy_recipe(tmp_path), "--port", port), state, f"port {port} does not exist")
+
+
+def test_an_address_that_others_reach_needs_a_key(glmspark: Glmspark, state: Path) -> None:
+    done = glmspark("up", "--host", "0.0.0.0")
+    assert_refused(done, state, "no API key is set", "GLMSPARK_API_KEY", "--insecure", code=2)
+
+
+def test_an_api_key_that_is_not_usable(
+    glmspark: Glmspark, state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert_refused(glmspark("up", "--api-key-env", "NO_SUCH"), state, "NO_SUCH holds no usable", code=2)
+    monkeypatch.setenv("SPACED", "two words")
+    assert_refused(glmspark("up", "--api-key-env", "SPACED"), state, "blanks", code=2)
+    assert_refused(
+        glmspark("up", "--api-key-file", tmp_path / "no"), state, "cannot read the API key", code=2
+    )
+    done = glmspark("up", "--api-key-file", tmp_path / "no", "--api-key-env", "X")
+    assert_refused(done, state, "exclude each other", code=2)
+
+
+def test_a_missing_engine_says_how_to_get_it(
+    glmspark: Glmspark, state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepare.importlib.util, "find_spec", lambda name: None)
+    done = glmspark("up", toy_recipe(tmp_path))
+    assert_refused(done, state, "the local engine is not installed", "pip install 'glmspark[cpu]'")
+
+
+def test_a_name_that_is_none(glmspark: Glmspark, state: Path, tmp_path: Path) -> None:
+    done = glmspark("up", toy_recipe(tmp_path), "--name", "../other")
+    assert_refused(done, state, "'../other' is not a deployment name", code=2)
+
+
+def test_an_unknown_option_is_a_usage_error(glmspark: Glmspark) -> None:
+    done = glmspark("up", "--prot", "1")
+    assert done.code == 2
+    assert "--prot" in done.err
+
+
+def test_errors_are_json_with_json(glmspark: Glmspark, state: Path) -> None:
+    done = glmspark("up", "no-such-recipe", "--json")
+    assert done.code == 1
+    assert done.err == ""
+    assert done.json["kind"] == "RecipeError"
+    assert done.json["next"]
+
+
+@pytest.mark.parametrize("limit", [0, 3000])
+def test_a_full_disk_while_the_record_is_written(state: Path, tmp_path: Path, limit: int) -> None:
+    """RLIMIT_FSIZE stands in for the disk: the kernel refuses the write as it does on a full one."""
+    recipe = toy_recipe(tmp_path)
+    code = (
+        "import sys; from glmspark.launch import prepare; import glmspark.cli;"
+        "prepare.importlib.util.find_spec = lambda name: object();"
+        f"sys.argv = ['glmspark', 'up', {str(recipe)!r}, '--port', '47'];"
+        "glmspark.cli.main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "GLMSPARK_API_KEY": "sk-" + "k" * 40},
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+    )
+    assert_refused(Done(done.returncode, done.stdout, done.stderr), state, "cannot write", "File too large")
+    assert not (state / "deployments" / "toy").exists()
+
+
+def test_another_up_of_the_same_is_told_so(glmspark: Glmspark, state: Path, tmp_path: Path) -> None:
+    where, start = home("toy"), make_start("toy", "serves")
+    lock = locks.take(where.lock_file)
+    assert lock is not None
+    me = processes.identify(os.getpid())
+    assert me is not None
+    start.supervisor = Process.of(me)
+    with lock:
+        where.write(start)
+        done = glmspark("up", toy_recipe(tmp_path))
+    assert done.code == 1
+    assert "toy is being started by another `glmspark up`" in done.err
+    assert f"supervisor {me.pid}" in done.err
+    where.record_file.unlink()
+
+
+def test_one_that_runs_already_is_fine_and_one_that_differs_is_explained(
+    glmspark: Glmspark, tmp_path: Path
+) -> None:
+    recipe = toy_recipe(tmp_path)
+    wanted = prepare.read_request(prepare.Request(recipe=str(recipe), port=18999))
+    where, start = home("toy"), make_start("toy", "serves")
+    start.recipe, start.plan = wanted.recipe_data(), {"tp": wanted.tp, "pp": wanted.pp}
+    start.endpoint.port, start.endpoint.url = 18999, "http://127.0.0.1:18999/v1"
+    start.turn(State.READY, at=time.time() - 5)
+    lock = locks.take(where.lock_file)
+    assert lock is not None
+    with lock:
+        where.write(start)
+        same = glmspark("up", recipe, "--port", "18999")
+        machine = glmspark("up", recipe, "--port", "18999", "--json")
+        other = glmspark("up", recipe, "--port", "18998", "--tp", "1")
+        neighbour = glmspark("up", recipe, "--port", "18999", "--name", "neighbour")
+    assert (same.code, same.err) == (0, "")
+    assert same.out.startswith("toy already runs since 5.")
+    assert "http://127.0.0.1:18999/v1" in same.out
+    assert machine.json["already"] is True
+    assert other.code == 2
+    assert "toy already runs, but not as asked" in other.err
+    assert "127.0.0.1:18999 instead of 127.0.0.1:18998" in other.err
+    assert neighbour.code == 2
+    assert "port 18999 is taken by the deployment toy" in neighbour.err
+    where.record_file.unlink()
+
+
+def test_a_dry_run_prints_the_plan_and_starts_nothing(
+    glmspark: Glmspark, state: Path, tmp_path: Path
+) -> None:
+    recipe = toy_recipe(tmp_path)
+    done = glmspark("up", recipe, "--dry-run", "--pp", "2")
+    assert done.code == 0
+    assert "toy: TP1 PP2" in done.out
+    assert done.out.count("glmspark.engine.serve") == 2
+    machine = glmspark("up", recipe, "--dry-run", "--json").json
+    assert [command["rank"] for command in machine["commands"]] == list(range(len(machine["commands"])))
+    assert machine["plan"]["recipe"] == "toy"
+    assert not state.exists()
