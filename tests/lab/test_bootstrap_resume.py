@@ -256,3 +256,18 @@ def test_made_anew_when_its_python_is_gone_or_it_was_moved(world: Path) -> None:
     output = finish(start(world))
     assert "making the environment anew: its Python does not start" in output
     assert json.loads((venv / wanted.STAMP).read_text())["removed"].keys() == {"torchvision", "torchcodec"}
+
+
+def test_somebodys_environment_without_pip_is_used_and_never_emptied(world: Path) -> None:
+    venv = world / "theirs"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
+    (venv / "notes.txt").write_text("kept")
+    finish(start(world, GLMSPARK_VENV=str(venv)))
+    assert wanted.load_stamp(venv) is not None
+    (venv / "bin" / "python3").unlink()
+    (venv / "bin" / "python").unlink()
+    process = start(world, GLMSPARK_VENV=str(venv))
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "It was not made here, so it was left alone" in output
+    assert (venv / "notes.txt").read_text() == "kept"
