@@ -65,7 +65,7 @@ PATCH = Patch(
         "rank's processes imports vLLM anew: 7-9 seconds of a core each."
     ),
     reason="two ranks on two cores start in about half the time, with half the memory",
-    link="https://github.com/vllm-project/vllm/blob/v0.32.0/vllm/platforms/cpu.py",
+    link="https://github.com/vllm-project/vllm/pull/36487",
     versions=">=0.32,<0.34",
     needed=needed,
     precondition=precondition,

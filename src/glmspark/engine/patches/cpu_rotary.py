@@ -86,7 +86,7 @@ PATCH = Patch(
     reason=(
         "with MLA on the CPU every answer is wrong, by little in a random model and by much in a trained one"
     ),
-    link="https://github.com/vllm-project/vllm/blob/v0.32.0/csrc/cpu/pos_encoding.cpp",
+    link="https://github.com/vllm-project/vllm/pull/31643",
     versions=">=0.32,<0.34",
     needed=needed,
     precondition=precondition,

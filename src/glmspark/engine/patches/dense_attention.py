@@ -104,7 +104,7 @@ PATCH = Patch(
         "the CPU, and any layout that needs an attention backend without sparse support (DCP on GB10, the "
         "REAP recipe), can run GLM only with dense attention"
     ),
-    link="https://github.com/vllm-project/vllm/blob/v0.32.0/vllm/model_executor/models/deepseek_v2.py",
+    link="https://github.com/vllm-project/vllm/issues/54018",
     versions=">=0.32,<0.34",
     needed=needed,
     precondition=precondition,

@@ -1,0 +1,28 @@
+"""`glmspark patches` on the installed vLLM."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+
+def test_the_patches_on_the_vllm_at_hand() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "glmspark", "patches", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout)
+    assert found["vllm"]["platform"] == "cpu"
+    states = {row["name"]: row["state"] for row in found["patches"]}
+    assert states == {
+        "dense-attention": "applied",
+        "cpu-rotary": "applied",
+        "cpu-pipeline": "applied",
+        # The command line is no rank that was prepared to fork.
+        "cpu-fork": "not needed here",
+    }
