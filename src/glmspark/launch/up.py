@@ -20,6 +20,7 @@ from glmspark.launch.prepare import Wanted, make_plan, make_record
 from glmspark.launch.reaper import clean
 from glmspark.launch.record import Deployment, Home, State, Verdict, deployments_dir, homes, scratch_of
 from glmspark.launch.sweep import Swept, sweep
+from glmspark.nodes import processes
 from glmspark.nodes.facts.ports import LISTENERS, Listener, command_line, socket_owners
 from glmspark.nodes.transport import Local, Transport, gather
 
@@ -60,14 +61,15 @@ class Outcome:
 
 
 def bring_up(wanted: Wanted, observe: Observer, *, transport: Transport | None = None) -> Outcome:
-    """Start what is wanted and return when it is proven, or at once when it already runs.
+    """Start what is wanted and return when it is proven; at once when it already runs, or when another
+    `glmspark up` that is starting the same has it proven.
 
     observe: called whenever the record or the verdicts change. Raises StartError when it cannot be proven
     (everything is stopped then, unless the request says keep), CancelledError on an interrupt, and what
     planning and the checks raise before anything is started.
     """
     machine = transport or Local()
-    lock, running = _acquire(wanted)
+    lock, running = _acquire(wanted, observe)
     if lock is None:
         assert running is not None  # noqa: S101 - one of the two is always there
         return Outcome(running, already=True, cleaned=None)
@@ -93,8 +95,12 @@ def bring_up(wanted: Wanted, observe: Observer, *, transport: Transport | None =
 # -- before anything is started ----------------------------------------------------------------------------
 
 
-def _acquire(wanted: Wanted) -> tuple[Lock | None, Deployment | None]:
-    """The lock, or the deployment that already runs as wanted. Waits for one that is just being stopped."""
+def _acquire(wanted: Wanted, observe: Observer) -> tuple[Lock | None, Deployment | None]:
+    """The lock, or the deployment that already runs as wanted.
+
+    Where another `glmspark up` is starting the same, its start is followed to its end; where that comes to
+    nothing, or one is just being stopped, the lock is then free.
+    """
     home = wanted.home
     end = time.monotonic() + _STOP_PATIENCE
     while True:
@@ -102,21 +108,18 @@ def _acquire(wanted: Wanted) -> tuple[Lock | None, Deployment | None]:
         if lock is not None:
             return lock, None
         running = home.read()
-        if running is not None and running.state in (State.READY, State.UNPROVEN):
+        if running is not None and running.state in (State.STARTING, State.READY, State.UNPROVEN):
             if differences := wanted.differs(running):
                 raise UsageError(
                     f"{home.name} already runs, but not as asked: {'; '.join(differences)}",
                     step="look for a running deployment",
                     next=f"`glmspark down {home.name}` first, or give this one a name of its own with --name",
                 )
-            return None, running
-        if running is not None and running.state is State.STARTING and running.supervisor is not None:
-            raise GlmsparkError(
-                f"{home.name} is being started by another `glmspark up`",
-                step="look for a running deployment",
-                seen=f"since {time.time() - running.created:.0f} s, supervisor {running.supervisor.pid}",
-                next="`glmspark status` shows how far it is",
-            )
+            if running.state is not State.STARTING:
+                return None, running
+            if running.supervisor is not None and processes.is_alive(running.supervisor.identity):
+                observe(running, home.read_verdicts())
+                end = time.monotonic() + _STOP_PATIENCE
         if time.monotonic() >= end:
             raise GlmsparkError(
                 f"another glmspark works on {home.name}",

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from glmspark.launch import lock as locks
-from glmspark.launch import prepare
+from glmspark.launch import prepare, up
 from glmspark.launch.record import Process, State, home
 from glmspark.nodes import processes
 from glmspark.nodes.facts.memory import Memory
@@ -168,20 +168,51 @@ def test_a_full_disk_while_the_record_is_written(state: Path, tmp_path: Path, li
     assert not (state / "deployments" / "toy").exists()
 
 
-def test_another_up_of_the_same_is_told_so(glmspark: Glmspark, state: Path, tmp_path: Path) -> None:
+def test_another_up_of_the_same_follows_the_first_one(
+    glmspark: Glmspark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = toy_recipe(tmp_path)
+    wanted = prepare.read_request(prepare.Request(recipe=str(recipe), port=18999))
     where, start = home("toy"), make_start("toy", "serves")
-    lock = locks.take(where.lock_file)
-    assert lock is not None
+    start.recipe, start.plan = wanted.recipe_data(), {"tp": wanted.tp, "pp": wanted.pp}
+    start.endpoint.port = 18999
     me = processes.identify(os.getpid())
     assert me is not None
     start.supervisor = Process.of(me)
+    waited = []
+
+    def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        if len(waited) == 3:
+            start.turn(State.READY)
+            where.write(start)
+
+    monkeypatch.setattr(up.time, "sleep", sleep)
+    lock = locks.take(where.lock_file)
+    assert lock is not None
     with lock:
         where.write(start)
+        other = glmspark("up", recipe, "--port", "18999", "--tp", "1")
+        done = glmspark("up", recipe, "--port", "18999")
+    assert other.code == 2
+    assert "toy already runs, but not as asked: TP2 PP1 instead of TP1 PP1" in other.err
+    assert (done.code, done.err) == (0, "")
+    assert "starting toy: TP2 PP1" in done.out
+    assert "toy already runs since 0." in done.out
+    assert len(waited) == 3
+    where.record_file.unlink()
+
+
+def test_a_start_that_nobody_answers_for_is_not_waited_for_for_ever(
+    glmspark: Glmspark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(up, "_STOP_PATIENCE", 0.2)
+    lock = locks.take(home("toy").lock_file)
+    assert lock is not None
+    with lock:
         done = glmspark("up", toy_recipe(tmp_path))
     assert done.code == 1
-    assert "toy is being started by another `glmspark up`" in done.err
-    assert f"supervisor {me.pid}" in done.err
-    where.record_file.unlink()
+    assert "another glmspark works on toy" in done.err
 
 
 def test_one_that_runs_already_is_fine_and_one_that_differs_is_explained(
