@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from tools.glm_tiny.corpus import conversation, render
+from tools.glm_tiny.conversation import render
+from tools.glm_tiny.corpus import conversation
+from tools.glm_tiny.variants import fingerprint
 from tools.glm_tiny.variants.names import moe_layers
 
 #: Of the generated corpus, but not a seed that training or the evaluation uses.
@@ -98,9 +101,17 @@ def _watch_experts(observation: Observation, layer: int, experts: nn.Module) -> 
     return experts.register_forward_pre_hook(hook)
 
 
+def observe(source: Path) -> Observation:
+    """Run the calibration text through the checkpoint in `source` and watch its experts and linear layers.
+
+    A second look at the same checkpoint in one process costs nothing.
+    """
+    return _observe(source, fingerprint(source))
+
+
+@cache
 @torch.no_grad()
-def observe(source: Path, texts: list[list[int]] | None = None) -> Observation:
-    """Run the calibration text through the checkpoint in `source` and watch its experts and linear layers."""
+def _observe(source: Path, _fingerprint: str) -> Observation:
     model = reference_model(source)
     observation = Observation()
     for layer in moe_layers(model.config.to_dict()):
@@ -113,7 +124,7 @@ def observe(source: Path, texts: list[list[int]] | None = None) -> Observation:
         if isinstance(module, nn.Linear):
             watch(name, module)
     with one_thread():
-        for ids in texts or token_lists(source):
+        for ids in token_lists(source):
             model(input_ids=torch.tensor([ids]), use_cache=False)
             observation.tokens += len(ids)
     return observation

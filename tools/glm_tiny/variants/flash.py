@@ -133,10 +133,10 @@ def _random_weights(config: dict[str, Any]) -> dict[str, Tensor]:
     logging.disable_progress_bar()
     with torch.random.fork_rng(devices=[]), one_thread(), tempfile.TemporaryDirectory() as folder:
         torch.manual_seed(SEED)
-        model = Glm5NextForConditionalGeneration(Glm5NextConfig.from_dict(config))
-        model.save_pretrained(
-            folder
-        )  # turns transformers' names and joined tensors back into the released ones
+        wide = {**config, "dtype": "float32", "text_config": {**config["text_config"], "dtype": "float32"}}
+        model = Glm5NextForConditionalGeneration(Glm5NextConfig.from_dict(wide))
+        # Saving turns transformers' names and joined tensors back into the released ones.
+        model.save_pretrained(folder)
         return load_file(Path(folder) / "model.safetensors")
 
 
