@@ -67,4 +67,6 @@ def prepared(environ: Mapping[str, str]) -> dict[str, str] | None:
         VARIABLE: "fork",
         "LD_PRELOAD": ":".join([*map(str, libraries), *known]),
         "OMP_NUM_THREADS": "1",
+        # Threads that wait must not spin: on a machine with few cores they take them from the ones that work.
+        "OMP_WAIT_POLICY": environ.get("OMP_WAIT_POLICY", "passive"),
     }

@@ -71,6 +71,7 @@ def test_a_cpu_rank_is_prepared_to_fork_once(libraries: list[Path]) -> None:
     assert first is not None
     assert first["LD_PRELOAD"] == ":".join([*map(str, libraries), "/x.so"])
     assert first["OMP_NUM_THREADS"] == "1"
+    assert first["OMP_WAIT_POLICY"] == "passive"
     assert first["HOME"] == "/root"
     assert start_method.forks(first)
     assert start_method.prepared(first) is None
