@@ -1,0 +1,57 @@
+"""File systems of a node and what is free on them."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from glmspark.nodes.facts import Fact
+
+
+@dataclass(frozen=True)
+class Disk:
+    """A mounted file system. size, free: bytes; free is what an ordinary user may take."""
+
+    source: str
+    kind: str
+    size: int
+    free: int
+    target: str
+
+
+def parse_df(text: str) -> tuple[Disk, ...]:
+    """Disks from `df -B1 --output=source,fstype,size,avail,target`. Raises ValueError for anything else."""
+    lines = text.splitlines()
+    if not lines or lines[0].split()[:2] != ["Filesystem", "Type"]:
+        raise ValueError("df printed no heading")
+    found = []
+    for line in lines[1:]:
+        fields = line.split(None, 4)
+        if len(fields) != 5:
+            raise ValueError(f"not a file system: {line!r}")
+        source, kind, size, free, target = fields
+        if not size.isdecimal() or not free.isdecimal():  # "-" for those that have no size
+            continue
+        found.append(Disk(source, kind, int(size), int(free), target))
+    return tuple(found)
+
+
+def disk_of(disks: Sequence[Disk], path: str) -> Disk | None:
+    """The file system that a path lies on, or would lie on once made: the longest mount point above it."""
+    path = posixpath.normpath(path)
+    best: Disk | None = None
+    for disk in disks:
+        above = disk.target.rstrip("/") + "/"
+        if (path + "/").startswith(above) and (best is None or len(disk.target) >= len(best.target)):
+            best = disk
+    return best
+
+
+# df leaves with 1 when one mount cannot be looked at (a dead NFS server, someone's FUSE mount).
+DISKS = Fact(
+    "disks",
+    ("env", "LC_ALL=C", "df", "-B1", "--output=source,fstype,size,avail,target"),
+    parse_df,
+    partial=(1,),
+)
