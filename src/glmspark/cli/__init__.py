@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from glmspark import __version__
-from glmspark.cli import chat, down, logs, patches, recipe, status, up
+from glmspark.cli import chat, down, lab, logs, patches, recipe, status, up
 from glmspark.cli.console import print_json, wants_colour
 
 app = typer.Typer(
@@ -29,6 +29,7 @@ for verb in (up.up, status.status, logs.logs, chat.chat, down.down):
     app.command()(verb)
 app.command()(patches.patches)
 app.add_typer(recipe.app)
+app.add_typer(lab.app)
 
 
 def _show_version(wanted: bool) -> None:

@@ -1,0 +1,282 @@
+"""cluster.yaml: the nodes, how to reach them, and the fabric between them.
+
+The classes here are the file format; `load_cluster` reads it, `dump_cluster` writes it.
+"""
+
+from __future__ import annotations
+
+import io
+import ipaddress
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    ValidationError,
+    model_validator,
+)
+from ruamel.yaml import YAML
+
+from glmspark.config.canaries import Section, at_least
+from glmspark.config.explain import explain
+from glmspark.config.yamltree import MAX_BYTES, Problem, read_yaml
+from glmspark.errors import GlmsparkError
+
+__all__ = [
+    "Cluster",
+    "ClusterError",
+    "Link",
+    "Node",
+    "Paths",
+    "Runtime",
+    "SshOptions",
+    "check_cluster",
+    "dump_cluster",
+    "load_cluster",
+    "parse_cluster",
+]
+
+
+class ClusterError(GlmsparkError):
+    """A cluster file that is missing or wrong.
+
+    path: the file. line: counted from 1, None where none can be named. hint: what to do. problems: all that
+    is wrong with the file, the first one being this error's.
+    """
+
+    def __init__(self, path: str, problems: list[Problem]) -> None:
+        first, rest = problems[0], problems[1:]
+        self.path = path
+        self.line = first.line
+        self.hint = first.hint
+        self.problems = tuple(problems)
+        lines = [_describe(path, one) + (f" ({one.hint})" if one.hint else "") for one in rest]
+        super().__init__(
+            _describe(path, first), step="read cluster", seen="\n".join(lines) or None, next=first.hint
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The error's data, with the file and every problem in it."""
+        problems = [{"line": one.line, "message": one.message, "hint": one.hint} for one in self.problems]
+        return super().to_json() | {"path": self.path, "line": self.line, "problems": problems}
+
+
+def _describe(path: str, problem: Problem) -> str:
+    return f"{path if problem.line is None else f'{path}:{problem.line}'}: {problem.message}"
+
+
+def _host(value: str) -> str:
+    """An IP address or a host name; what could be taken for an option or a shell's word is refused."""
+    try:
+        return str(ipaddress.ip_address(value))
+    except ValueError:
+        labels = value.removesuffix(".").split(".")
+        if len(value) <= 253 and all(_LABEL.fullmatch(label) for label in labels):
+            return value
+    raise ValueError(f"{value!r} is neither an IP address nor a host name")
+
+
+def _interface_address(value: object) -> ipaddress.IPv4Interface | ipaddress.IPv6Interface:
+    if isinstance(value, ipaddress.IPv4Interface | ipaddress.IPv6Interface):
+        return value
+    if not isinstance(value, str) or "/" not in value:
+        raise ValueError(f"expected an address with its prefix such as 192.168.177.11/24, got {value!r}")
+    try:
+        return ipaddress.ip_interface(value)
+    except ValueError:
+        raise ValueError(
+            f"{value!r} is not an address with its prefix; write it like 192.168.177.11/24"
+        ) from None
+
+
+def _absolute(value: str) -> str:
+    if not value.startswith(("/", "~/")) or "\0" in value or "\n" in value:
+        raise ValueError(f"{value!r} is not an absolute path; write /dir or ~/dir")
+    return value
+
+
+def _as_text(value: object) -> object:
+    """An SSH user may well be called 1234: YAML reads that as a number."""
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+_LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?", re.ASCII)
+
+Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
+Host = Annotated[str, AfterValidator(_host)]
+User = Annotated[str, BeforeValidator(_as_text), Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$")]
+NetPort = Annotated[int, Field(ge=1, le=65535)]
+AbsolutePath = Annotated[str, AfterValidator(_absolute), Field(max_length=4096)]
+InterfaceAddress = Annotated[
+    ipaddress.IPv4Interface | ipaddress.IPv6Interface,
+    PlainValidator(_interface_address),
+    PlainSerializer(str),
+]
+
+
+class SshOptions(Section):
+    """How nodes are reached. What is not given is left to ~/.ssh/config, the agent and ~/.ssh/known_hosts."""
+
+    user: User | None = None
+    port: NetPort | None = None
+    identity_file: AbsolutePath | None = None
+    known_hosts: AbsolutePath | None = None
+
+
+class Link(Section):
+    """One fabric interface of a node.
+
+    hca: the RDMA device behind it, as ibv_devices names it. gid_index: only to insist on one; else it is
+    looked up at every start, since it differs between nodes and moves.
+    """
+
+    interface: Annotated[str, Field(pattern=r"^[^\s/:]{1,15}$")]
+    address: InterfaceAddress
+    hca: Annotated[str, Field(pattern=r"^[A-Za-z0-9_]{1,64}$")] | None = None
+    gid_index: Annotated[int, Field(ge=0, le=255)] | None = None
+
+
+class Node(Section):
+    """One machine. address: where SSH reaches it. fabric: its links to other nodes, the ranks' own first."""
+
+    name: Name
+    address: Host
+    user: User | None = None
+    port: NetPort | None = None
+    identity_file: AbsolutePath | None = None
+    known_hosts: AbsolutePath | None = None
+    fabric: tuple[Link, ...] = ()
+
+
+class Paths(Section):
+    """Where things lie on every node; ~ is the home of the SSH user there."""
+
+    models: AbsolutePath = "~/.local/share/glmspark/models"
+    cache: AbsolutePath = "~/.cache/glmspark"
+
+
+class Runtime(Section):
+    """What ranks run in: containers of an image, or a Python environment (venv: its directory)."""
+
+    kind: Literal["docker", "venv"] = "docker"
+    image: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:@-]{0,254}$")] | None = None
+    venv: AbsolutePath | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> Runtime:
+        if self.kind == "docker" and self.venv is not None:
+            raise ValueError("venv is given, but kind is docker: write kind: venv, or leave venv out")
+        if self.kind == "venv" and self.image is not None:
+            raise ValueError("image is given, but kind is venv: write kind: docker, or leave image out")
+        if self.kind == "venv" and self.venv is None:
+            raise ValueError("kind is venv, but venv, the environment's directory on the nodes, is missing")
+        return self
+
+
+class Cluster(Section):
+    """A whole cluster file."""
+
+    cluster: Literal[1]
+    name: Name = "cluster"
+    ssh: SshOptions = SshOptions()
+    paths: Paths = Paths()
+    runtime: Runtime = Runtime()
+    nodes: Annotated[tuple[Node, ...], at_least(1)]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Cluster:
+        for what, values in (
+            ("name", [node.name for node in self.nodes]),
+            ("address", [f"{node.address} port {self.reach(node).port or 22}" for node in self.nodes]),
+            ("fabric address", [str(link.address.ip) for node in self.nodes for link in node.fabric]),
+        ):
+            twice = next((value for value in values if values.count(value) > 1), None)
+            if twice is not None:
+                raise ValueError(f"two nodes have the {what} {twice}")
+        for node in self.nodes:
+            names = [link.interface for link in node.fabric]
+            if len(set(names)) < len(names):
+                raise ValueError(f"{node.name} lists an interface twice")
+            if len(self.nodes) > 1 and not self._has_neighbour(node):
+                raise ValueError(
+                    f"no fabric link of {node.name} is in the same network as one of another node"
+                    if node.fabric
+                    else f"{node.name} has no fabric, which more than one node need"
+                )
+        return self
+
+    def _has_neighbour(self, node: Node) -> bool:
+        return any(
+            mine.address.network == theirs.address.network
+            for mine in node.fabric
+            for other in self.nodes
+            if other is not node
+            for theirs in other.fabric
+        )
+
+    def reach(self, node: Node) -> SshOptions:
+        """How to reach a node: its own settings before the cluster's."""
+        own = {name: getattr(node, name) for name in SshOptions.model_fields}
+        return SshOptions(**{name: own[name] or getattr(self.ssh, name) for name in own})
+
+    def node(self, name: str) -> Node | None:
+        """The node of this name, None where there is none."""
+        return next((node for node in self.nodes if node.name == name), None)
+
+
+def load_cluster(path: str | os.PathLike[str]) -> Cluster:
+    """Read and check a cluster file. Raises ClusterError, and nothing else, for anything wrong with it."""
+    file = Path(path).expanduser()
+    try:
+        if file.is_dir():
+            raise ClusterError(str(file), [Problem(None, "this is a directory, not a cluster file")])
+        with file.open("rb") as stream:
+            raw = stream.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise ClusterError(
+            str(file), [Problem(None, "no such file", "`glmspark lab up` makes one for a lab")]
+        ) from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise ClusterError(str(file), [Problem(None, f"cannot be read: {reason}")]) from None
+    return parse_cluster(raw, str(file))
+
+
+def parse_cluster(raw: bytes, path: str) -> Cluster:
+    """The cluster in a file's bytes; path is only for messages. Raises ClusterError with all problems."""
+    cluster, problems = check_cluster(raw)
+    if cluster is None or problems:
+        raise ClusterError(path, problems)
+    return cluster
+
+
+def check_cluster(raw: bytes) -> tuple[Cluster | None, list[Problem]]:
+    """The cluster in a file's bytes, if it can be built, and everything wrong with it in order of lines."""
+    tree = read_yaml(raw)
+    problems = list(tree.problems)
+    cluster = None
+    if tree.data is not None and not isinstance(tree.data, dict):
+        problems.append(Problem(tree.lines.get(()), "a cluster file is a mapping of keys"))
+    elif tree.data is not None or not problems:
+        try:
+            cluster = Cluster.model_validate(tree.data)
+        except ValidationError as error:
+            problems.extend(explain(Cluster, tree, error))
+    return cluster, sorted(problems, key=lambda problem: problem.line or 0)
+
+
+def dump_cluster(cluster: Cluster, *, comment: str = "") -> bytes:
+    """A cluster as the bytes of a file, without what has its default; parse_cluster reads the same back."""
+    yaml = YAML()
+    yaml.indent(mapping=2, sequence=4, offset=2)
+    yaml.width = 100
+    out = io.BytesIO()
+    yaml.dump({"cluster": cluster.cluster} | cluster.model_dump(mode="json", exclude_defaults=True), out)
+    head = "".join(f"# {line}\n" for line in comment.splitlines())
+    return head.encode() + out.getvalue()
