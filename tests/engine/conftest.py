@@ -13,8 +13,8 @@ import glmspark
 # Read when torch loads OpenMP, so before it is imported: waiting threads must not spin where others work.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-from tests.engine.ranks import Layout, Ranks  # noqa: E402
-from tests.engine.reference import Reference  # noqa: E402
+from tests.engine.ranks import Layout, Ranks
+from tests.engine.reference import Reference
 
 LAYOUTS = (Layout(1, 1), Layout(2, 1), Layout(1, 2))
 
