@@ -1,16 +1,27 @@
-"""The files people write, and where glmspark keeps its own."""
+"""The files people write, and where glmspark keeps its own.
 
-from glmspark.config.loader import (
-    RecipeError,
-    check_recipe,
-    load_recipe,
-    parse_recipe,
-    read_recipe,
-    recipe_names,
-    recipe_path,
-)
+The names below are loaded when they are first used: most processes of a deployment need to know where records
+lie, and nothing of recipes.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from glmspark.config.paths import state_dir
-from glmspark.config.recipe import Recipe
+
+if TYPE_CHECKING:
+    from glmspark.config.loader import (
+        RecipeError,
+        check_recipe,
+        load_recipe,
+        parse_recipe,
+        read_recipe,
+        recipe_names,
+        recipe_path,
+    )
+    from glmspark.config.recipe import Recipe
 
 __all__ = [
     "Recipe",
@@ -23,3 +34,11 @@ __all__ = [
     "recipe_path",
     "state_dir",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(
+        import_module("glmspark.config.recipe" if name == "Recipe" else "glmspark.config.loader"), name
+    )

@@ -44,6 +44,10 @@ class Client:
             http_client=openai.DefaultAsyncHttpxClient(trust_env=False),
         )
 
+    def prepare(self) -> None:
+        """Import what asking needs: half a second of a core, better spent while the server starts."""
+        _ = self._openai
+
     async def close(self) -> None:
         """Close the connections."""
         if "_openai" in self.__dict__:
@@ -60,7 +64,7 @@ class Client:
         stream: bool = False,
     ) -> Answer:
         """One chat request at temperature 0. Raises ProbeError when there is no proper answer."""
-        import openai  # takes half a second of a core: not before it is needed
+        import openai
 
         request: dict[str, Any] = {
             "model": self._endpoint.model,

@@ -7,10 +7,13 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from glmspark.errors import UsageError
 from glmspark.launch.sweep import HOME_VARIABLE, ID_VARIABLE
-from glmspark.plan import Plan
+
+if TYPE_CHECKING:
+    from glmspark.plan import Plan
 
 KEY_VARIABLE = "VLLM_API_KEY"
 """vLLM reads the API key from here, so it never stands in a command line."""
@@ -20,19 +23,26 @@ _PER_NODE = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "
 
 
 @dataclass(frozen=True)
+class Reach:
+    """How the other ranks reach a rank's node: its address on their common network, and that interface."""
+
+    address: str = "127.0.0.1"
+    interface: str = "lo"
+
+
+@dataclass(frozen=True)
 class Site:
     """Where the ranks of one start meet and keep their things.
 
-    address, interface: of the network the ranks talk over, on each rank's node. master_port: rank 0's port
-    for forming the group. scratch: the start's own directory for sockets and temporary files.
+    scratch: the start's own directory for sockets and temporary files. master_port: rank 0's port for forming
+    the group. reach: of each rank.
     """
 
     deployment_id: str
     home: Path
     scratch: Path
     master_port: int
-    address: str = "127.0.0.1"
-    interface: str = "lo"
+    reach: tuple[Reach, ...]
 
 
 def rank_argv(plan: Plan, rank: int, site: Site, *, python: str) -> list[str]:
@@ -43,7 +53,7 @@ def rank_argv(plan: Plan, rank: int, site: Site, *, python: str) -> list[str]:
     argv = [python, "-m", "glmspark.engine.serve", plan.model_dir, *plan.flag_words()]
     if plan.world > 1:
         argv += ["--nnodes", str(plan.world), "--node-rank", str(rank)]
-        argv += ["--master-addr", site.address, "--master-port", str(site.master_port)]
+        argv += ["--master-addr", site.reach[0].address, "--master-port", str(site.master_port)]
     if rank == 0:
         return [*argv, "--host", plan.endpoint.host, "--port", str(plan.endpoint.port)]
     return [*argv, "--headless"]
@@ -53,8 +63,8 @@ def rank_env(plan: Plan, rank: int, site: Site) -> dict[str, str]:
     """What is added to the environment of one rank; secrets are added at the last moment, not here."""
     return {
         **plan.env,
-        "VLLM_HOST_IP": site.address,
-        "GLOO_SOCKET_IFNAME": site.interface,
+        "VLLM_HOST_IP": site.reach[rank].address,
+        "GLOO_SOCKET_IFNAME": site.reach[rank].interface,
         "VLLM_CPU_OMP_THREADS_BIND": plan.ranks[rank].omp_bind,
         "VLLM_RPC_BASE_PATH": str(site.scratch),
         "VLLM_NO_USAGE_STATS": "1",

@@ -11,7 +11,7 @@ from typing import Any
 from glmspark.config import Recipe, load_recipe
 from glmspark.config.recipe import ModelSource
 from glmspark.errors import GlmsparkError, UsageError
-from glmspark.launch.command import Site, client_url, free_port, is_loopback, rank_argv, rank_env
+from glmspark.launch.command import Reach, Site, client_url, free_port, is_loopback, rank_argv, rank_env
 from glmspark.launch.record import Deployment, Endpoint, Home, Limits, RankRecord, home, new_id, scratch_of
 from glmspark.models.checkpoint import inspect_checkpoint
 from glmspark.models.source import locate
@@ -134,7 +134,14 @@ def make_plan(wanted: Wanted, transport: Transport) -> Plan:
 def make_record(wanted: Wanted, plan: Plan, *, now: float) -> Deployment:
     """The record of a start that has not begun: what is run for each rank, and where."""
     deployment_id = new_id()
-    site = Site(deployment_id, wanted.home.path, scratch_of(wanted.home.path), free_port("127.0.0.1"))
+    here = Reach()
+    site = Site(
+        deployment_id,
+        wanted.home.path,
+        scratch_of(wanted.home.path),
+        free_port(here.address),
+        (here,) * plan.world,
+    )
     limits = Limits(start=float(plan.limits.start), join=float(plan.limits.join))
     if wanted.request.timeout is not None:
         limits = limits.model_copy(update={"start": wanted.request.timeout})

@@ -1,7 +1,9 @@
 """Run a deployment's canaries: `python -m glmspark.launch.prove DIRECTORY`.
 
 The supervisor runs it as a process of its own, so that a client library that hangs or leaks never harms what
-watches the ranks. Verdicts are written as they come. Exit codes: 0 all passed, 1 at least one failed.
+watches the ranks. It may be started before the server answers. Verdicts are written as they come.
+
+Exit codes: 0 all passed, 1 at least one failed, 3 the server did not answer.
 """
 
 from __future__ import annotations
@@ -20,8 +22,6 @@ from glmspark.launch.probes import PROBES
 from glmspark.launch.record import Deployment, Home, Verdict
 from glmspark.launch.watch import VITAL_TITLE
 from glmspark.nodes import processes
-
-_HEALTHY_WITHIN = 30.0
 
 
 def census(deployment: Deployment) -> dict[int, list[str]]:
@@ -45,7 +45,9 @@ async def run(home: Home, deployment: Deployment) -> list[Verdict]:
     client = Client(deployment.endpoint, home.read_key())
     target = Target(deployment, client.ask, client.count, lambda: census(deployment))
     try:
-        await client.wait_healthy(_HEALTHY_WITHIN)
+        if not all(isinstance(canary, RanksCanary) for canary in canaries):
+            client.prepare()
+        await client.wait_healthy(deployment.limits.start)
         return await prove(target, canaries, PROBES, home.write_verdicts)
     finally:
         await client.close()

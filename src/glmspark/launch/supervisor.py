@@ -35,7 +35,7 @@ GRACE = 2.0
 """Seconds the ranks get to end by themselves; `down` as a whole has 5."""
 
 _BUSY_TICK, _READY_TICK = 0.25, 1.0
-_LOOK_EVERY = 15.0  # seconds between looks for new processes and segments once it is ready
+_LOOK_STARTING, _LOOK_EVERY = 0.5, 15.0  # seconds between looks for new processes and segments
 _MOST_LOG = 64 << 20  # bytes of one rank's log
 
 
@@ -190,7 +190,7 @@ class Supervisor:
 
     def _look(self) -> None:
         now = time.monotonic()
-        if self._settled and now - self._looked < _LOOK_EVERY:
+        if now - self._looked < (_LOOK_EVERY if self._settled else _LOOK_STARTING):
             return
         self._looked = now
         mains = {
@@ -235,11 +235,14 @@ class Supervisor:
         if self._settled:
             return None
         now, limits = time.monotonic(), self.deployment.limits
-        if self.prover is not None:
+        head = self.ranks[0].progress.phase
+        if self.prover is None and head >= Phase.WARMING:
+            self._start_prover()  # it imports its client while the server opens
+        if head is Phase.SERVING and not self.deployment.proving:
+            self.proving_since = now
+            self.deployment.proving, self._dirty = True, True
+        if self.deployment.proving:
             return self._follow_proof(now)
-        if self.ranks[0].progress.phase >= Phase.SERVING:
-            self._prove(now)
-            return None
         if self.joined is None and all(rank.progress.phase >= Phase.JOINING for rank in self.ranks.values()):
             self.joined = now
         waiting = [rank for rank in self.ranks.values() if rank.progress.phase is Phase.JOINING]
@@ -253,12 +256,10 @@ class Supervisor:
     def _late(self, rank: Rank, what: str, seconds: float) -> Reason:
         return reasons.late(rank.record, rank.progress, rank.fault, what, seconds)
 
-    def _prove(self, now: float) -> None:
+    def _start_prover(self) -> None:
         argv = [sys.executable, "-m", "glmspark.launch.prove", str(self.home.path)]
         env = {**inherited_env(os.environ), **self._marks()}
         self.prover = ranks.start(argv, env, self.home.supervisor_log, self.home.path, host="this machine")
-        self.proving_since = now
-        self.deployment.proving, self._dirty = True, True
 
     def _marks(self) -> dict[str, str]:
         return {sweep.ID_VARIABLE: self.deployment.id, sweep.HOME_VARIABLE: str(self.home.path)}
@@ -316,10 +317,18 @@ class Supervisor:
         self.deployment.turn(State.STOPPING)
         self._save()
         relatives = self.deployment.relatives
-        memory = set(self.deployment.shared_memory) | sweep.segments(sweep.members(self.home.path, relatives))
+        left = sweep.members(self.home.path, relatives)
+        memory = set(self.deployment.shared_memory) | sweep.segments(left)
+        dead = set()
         for rank in self.ranks.values():
             if rank.process.poll() is None:
                 rank.process.send_signal(signal.SIGTERM)
+            else:
+                dead.add(rank.process.pid)
+        for one in left:  # what a dead rank has left in its process group is told by nobody else
+            stat = processes.read_stat(one.pid)
+            if stat is not None and stat.group in dead:
+                processes.send(one, signal.SIGTERM)
         self._drain(GRACE, relatives)
         swept = sweep.sweep(self.home.path, Path(self.deployment.scratch), memory, relatives)
         self._drain(0.5, relatives)

@@ -40,7 +40,8 @@ class Health(http.server.BaseHTTPRequestHandler):
 def main() -> None:
     """Pretend until told to stop."""
     rank, behaviour = int(sys.argv[1]), sys.argv[2]
-    signal.signal(signal.SIGTERM, signal.SIG_IGN if behaviour == "stubborn" else lambda *_: sys.exit(0))
+    if behaviour == "stubborn":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     segment = shared_memory.SharedMemory(create=True, size=4096)
     print(f"segment {segment.name}", flush=True)
     for line in LINES:
@@ -49,6 +50,13 @@ def main() -> None:
         [f"VLLM::Worker_TP{rank}", "-c", "import time; time.sleep(600)"], executable=sys.executable
     )
     print(f"worker {worker.pid}", flush=True)
+
+    def end(*_: object) -> None:
+        worker.terminate()
+        sys.exit(0)
+
+    if behaviour != "stubborn":
+        signal.signal(signal.SIGTERM, end)
     if behaviour == "joins forever":
         time.sleep(600)
     if behaviour == "breaks":

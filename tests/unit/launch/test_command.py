@@ -9,6 +9,7 @@ import pytest
 
 from glmspark.errors import UsageError
 from glmspark.launch.command import (
+    Reach,
     Site,
     client_url,
     free_port,
@@ -20,7 +21,9 @@ from glmspark.launch.command import (
 from glmspark.plan import Plan, plan_local
 from tests.unit.plan.plans import BOX, checkpoint, recipe
 
-SITE = Site("0123456789abcdef", Path("/state/toy"), Path("/tmp/glmspark-0123456789abcdef"), 29500)
+SITE = Site(
+    "0123456789abcdef", Path("/state/toy"), Path("/tmp/glmspark-0-1"), 29500, (Reach("127.0.0.1", "lo"),) * 2
+)
 
 
 def plan(tmp_path: Path, **layout: int) -> Plan:
@@ -53,12 +56,12 @@ def test_the_environment_of_a_rank(tmp_path: Path) -> None:
         "VLLM_HOST_IP": "127.0.0.1",
         "GLOO_SOCKET_IFNAME": "lo",
         "VLLM_CPU_OMP_THREADS_BIND": "1",
-        "VLLM_RPC_BASE_PATH": "/tmp/glmspark-0123456789abcdef",
+        "VLLM_RPC_BASE_PATH": "/tmp/glmspark-0-1",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "VLLM_LOGGING_COLOR": "0",
         "PYTHONUNBUFFERED": "1",
-        "TMPDIR": "/tmp/glmspark-0123456789abcdef",
+        "TMPDIR": "/tmp/glmspark-0-1",
         "SPT_NOENV": "1",
         "GLMSPARK_DEPLOYMENT": "0123456789abcdef",
         "GLMSPARK_DEPLOYMENT_DIR": "/state/toy",
@@ -105,3 +108,14 @@ def test_a_free_port_is_free() -> None:
         sock.bind(("127.0.0.1", free_port("127.0.0.1")))
     with pytest.raises(UsageError, match=r"cannot listen on 198\.18\.255\.1"):
         free_port("198.18.255.1")
+
+
+def test_ranks_on_several_nodes_use_their_own_addresses_and_meet_at_the_first(tmp_path: Path) -> None:
+    two = plan(tmp_path, tp=2)
+    apart = Site(
+        "x", SITE.home, SITE.scratch, 29500, (Reach("198.18.0.1", "fab0"), Reach("198.18.0.2", "fab1"))
+    )
+    argv = rank_argv(two, 1, apart, python="py")
+    assert argv[argv.index("--master-addr") + 1] == "198.18.0.1"
+    env = rank_env(two, 1, apart)
+    assert (env["VLLM_HOST_IP"], env["GLOO_SOCKET_IFNAME"]) == ("198.18.0.2", "fab1")
