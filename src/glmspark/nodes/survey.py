@@ -110,7 +110,7 @@ def _reading(fact: Fact[T], text: str, code: int, said: str) -> Reading[T]:
     if code == 127:
         return Reading(None, f"{program} is not installed")
     if code == 124:
-        return Reading(None, f"{program} did not end within {EACH_SECONDS} s")
+        return Reading(None, f"{program} did not end within its time")
     if code != 0 and code not in fact.partial:
         last = said.splitlines()[-1] if said else text.strip().splitlines()[-1] if text.strip() else ""
         return Reading(None, f"{program} left with {code}" + (f": {last[:300]}" if last else ""))
@@ -120,11 +120,16 @@ def _reading(fact: Fact[T], text: str, code: int, said: str) -> Reading[T]:
         return Reading(None, str(error))
 
 
-async def survey(node: Node, facts: Sequence[Fact[Any]], *, timeout: float = 60.0) -> Facts:
-    """Ask a node for facts, all at once. Raises NodeError only where the node itself cannot be asked."""
+async def survey(
+    node: Node, facts: Sequence[Fact[Any]], *, each: int = EACH_SECONDS, timeout: float = 60.0
+) -> Facts:
+    """Ask a node for facts, all at once. Raises NodeError only where the node itself cannot be asked.
+
+    each, timeout: seconds for one command and for all.
+    """
     mark = f"glmspark-{secrets.token_hex(16)}"
     begin = time.monotonic()
-    text = script(facts, mark).encode()
+    text = script(facts, mark, each=each).encode()
     done = await node.run(["sh", "-s"], timeout=timeout, input=text, env={"LC_ALL": "C"})
     if mark not in done.stdout and facts:
         raise failed(node.host, "gather facts", done, next="check that the user's shell there is a usual one")

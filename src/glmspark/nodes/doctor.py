@@ -1,0 +1,115 @@
+"""Look at nodes and judge what is seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from glmspark.config.cluster import Cluster
+from glmspark.nodes.checks import Expected, Look
+from glmspark.nodes.checks.fabric import pair_facts
+from glmspark.nodes.facts import Fact
+from glmspark.nodes.facts.everything import EVERYTHING
+from glmspark.nodes.facts.gpu_load import SECONDS, gpu_load
+from glmspark.nodes.facts.nccl import nccl
+from glmspark.nodes.fleet import Fleet
+from glmspark.nodes.node import Node
+from glmspark.nodes.ssh import Address
+from glmspark.nodes.survey import Facts, Reading, skew, survey
+from glmspark.nodes.transport import NodeError
+
+
+def addresses(cluster: Cluster) -> dict[str, Address | None]:
+    """How to reach the nodes of a cluster file, by name."""
+    found: dict[str, Address | None] = {}
+    for node in cluster.nodes:
+        reach = cluster.reach(node)
+        found[node.name] = Address(
+            host=node.address,
+            port=reach.port,
+            user=reach.user,
+            name=node.name,
+            known_hosts=None if reach.known_hosts is None else Path(reach.known_hosts).expanduser(),
+            keys=() if reach.identity_file is None else (Path(reach.identity_file).expanduser(),),
+        )
+    return found
+
+
+def expected_of(cluster: Cluster, *, ports: Sequence[int] | None = None) -> Expected:
+    """What a cluster file alone tells of what is to run."""
+    expected = Expected(
+        image=cluster.runtime.image,
+        models=cluster.paths.models,
+        runtime=cluster.runtime.kind,
+        rdma=any(link.hca for node in cluster.nodes for link in node.fabric),
+    )
+    return expected if ports is None else replace(expected, ports=tuple(ports))
+
+
+async def look(
+    where: Mapping[str, Address | None],
+    *,
+    cluster: Cluster | None = None,
+    expected: Expected | None = None,
+    load: bool = False,
+    said: Callable[[str], None] = lambda _: None,
+) -> Look:
+    """Gather all facts of all nodes at once.
+
+    load: also run the probes that start containers (NCCL's build, the GPU under 10 s of load), for which
+    expected.image must be on the nodes. said: told each step, for people who wait.
+    """
+    expected = expected or (expected_of(cluster) if cluster else Expected())
+    facts: dict[str, Facts] = {}
+    async with Fleet(where) as fleet:
+        lost: dict[str, NodeError] = dict(fleet.lost)
+        for step, ask in (
+            ("gathering facts", _ask_everything),
+            ("trying paths between nodes", _ask_paths(cluster, facts)),
+            (f"running the GPU probes ({SECONDS:g} s)", _ask_probes(expected, facts) if load else None),
+        ):
+            if ask is None:
+                continue
+            said(step)
+            results = await fleet.each(ask, names=[name for name in fleet.nodes if name not in lost])
+            for name, result in results.items():
+                if isinstance(result, NodeError):
+                    lost[name] = result
+                    facts.pop(name, None)
+                else:
+                    facts[name] = result
+    return Look({name: facts[name] for name in where if name in facts}, lost, cluster, expected)
+
+
+async def _ask_everything(node: Node) -> Facts:
+    found = await survey(node, EVERYTHING)
+    return Facts(found.node, found.readings(), skew=await skew(node), seconds=found.seconds)
+
+
+def _ask_paths(cluster: Cluster | None, facts: Mapping[str, Facts]) -> Callable[[Node], Any] | None:
+    if cluster is None or len(cluster.nodes) < 2:
+        return None
+
+    async def ask(node: Node) -> Facts:
+        known = facts[node.host]
+        return known.with_((await survey(node, pair_facts(cluster, known), timeout=120)).readings())
+
+    return ask
+
+
+def _ask_probes(expected: Expected, facts: Mapping[str, Facts]) -> Callable[[Node], Any] | None:
+    if expected.image is None:
+        return None
+    probes: list[Fact[Any]] = [nccl(expected.image), gpu_load(expected.image)]
+
+    async def ask(node: Node) -> Facts:
+        # One after the other, each with a limit of its own: both start a container.
+        readings: dict[str, Reading[Any]] = {}
+        for probe in probes:
+            found = await survey(node, [probe], each=120, timeout=150)
+            readings.update(found.readings())
+        return facts[node.host].with_(readings)
+
+    return ask
