@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated, Any
 
 import typer
@@ -27,15 +28,19 @@ def down(
     from glmspark.launch.down import Ending, Stopped, stop
     from glmspark.launch.record import home
 
-    done: list[Stopped] = [stop(home(one)) for one in _names(name, everything)]
+    done: list[Stopped] = []
+    for one in _names(name, everything):
+        if sys.stderr.isatty():  # it may take some seconds
+            print(f"stopping {one}", file=sys.stderr)
+        done.append(stop(home(one)))
     if as_json:
-        print_json([_data(one) for one in done])
+        print_json([_data(stopped) for stopped in done])
         return
-    if all(one.ending is Ending.NOTHING for one in done):
+    if all(stopped.ending is Ending.NOTHING for stopped in done):
         print("there is nothing to stop")
-    for one in done:
-        if one.ending is not Ending.NOTHING:
-            print(f"{one.name}: {one.ending} in {one.seconds:.1f} s")
+    for stopped in done:
+        if stopped.ending is not Ending.NOTHING:
+            print(f"{stopped.name}: {stopped.ending} in {stopped.seconds:.1f} s")
 
 
 def _data(one: Any) -> dict[str, Any]:
