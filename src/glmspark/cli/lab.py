@@ -142,7 +142,9 @@ def _print(state: LabState) -> None:
     from glmspark.config.units import format_size
     from glmspark.lab.spec import format_rate
 
-    console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
+    # Into a file or a pipe, lines are as long as they need to be.
+    width = None if sys.stdout.isatty() else 160
+    console = Console(file=sys.stdout, highlight=False, soft_wrap=True, width=width)
     colour = "green" if state.well else "cyan" if state.state in ("starting", "stopping") else "bold red"
     word = state.state if state.well or state.state != "up" else "up, but not all of it answers"
     spec = state.record.spec
@@ -153,16 +155,14 @@ def _print(state: LabState) -> None:
     for title in ("  node", "address", "sshd", "docker", "memory", "links"):
         table.add_column(title, justify="right" if title == "memory" else "left")
     for node in state.nodes:
-        links = ", ".join(
-            f"{link.interface} {link.address}{' CUT' if link.cut else ''}" for link in node.links
-        )
+        links = [f"{link.interface} {link.address}{' CUT' if link.cut else ''}" for link in node.links]
         table.add_row(
             f"  {node.name}",
             node.address,
             "answers" if node.sshd else "-",
             node.docker or "-",
             format_size(node.memory),
-            links,
+            "\n".join(links),
         )
     console.print(table)
 

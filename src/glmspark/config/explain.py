@@ -119,7 +119,7 @@ def _sentence(
     if kind in _EXPECTED:
         return f"{name}: expected {_EXPECTED[kind]}, got {_short(given)}", None
     if kind in ("value_error", "assertion_error"):
-        return f"{name}: {context.get('error', detail['msg'])}", None
+        return (f"{name}: " if name else "") + str(context.get("error", detail["msg"])), None
     if kind == "string_pattern_mismatch":
         return f"{name}: {_short(given)} does not match {context.get('pattern')}", None
     message = detail["msg"]

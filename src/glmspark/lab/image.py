@@ -230,15 +230,14 @@ def _make(runner: Runner, recipe: Recipe, socket: str, archive: Path, report: Ca
 
 
 def _phases(report: Callable[[str], None]) -> Callable[[str], None]:
-    """debootstrap says a line for each package; a change of its verb is what people want to see."""
-    last = ""
+    """debootstrap says a line for each package; people want to see when it begins something new."""
+    told: set[str] = set()
 
     def follow(line: str) -> None:
-        nonlocal last
         words = line.removeprefix("I: ").split()
-        if line.startswith("I: ") and words and words[0] != last and words[0].endswith("ing"):
-            last = words[0]
-            report(f"  {last.lower()} packages")
+        if line.startswith("I: ") and words and words[0].endswith("ing") and words[0] not in told:
+            told.add(words[0])
+            report(f"  {words[0].lower()} packages")
 
     return follow
 

@@ -38,7 +38,7 @@ class Mount:
 def parse_mountinfo(text: str) -> list[Mount]:
     """The mounts in the text of /proc/self/mountinfo. Raises ValueError where a row is not one."""
     found = []
-    for line in text.splitlines():
+    for line in text.removesuffix("\n").split("\n") if text else ():
         head, dash, tail = line.partition(" - ")
         fields = head.split(" ")
         if not dash or len(fields) < 6:
