@@ -13,7 +13,7 @@ import glmspark
 # Read when torch loads OpenMP, so before it is imported: waiting threads must not spin where others work.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-from tests.engine.ranks import Layout, Ranks
+from tests.engine.ranks import Layout, Ranks, left_behind
 from tests.engine.reference import Reference
 
 LAYOUTS = (Layout(1, 1), Layout(2, 1), Layout(1, 2))
@@ -42,3 +42,6 @@ def ranks(
     layout: Layout = request.param
     with Ranks(checkpoint, layout, tmp_path_factory.mktemp(str(layout))) as running:
         yield running
+        shared = running.shared_memory()
+    assert shared
+    assert not left_behind(shared)

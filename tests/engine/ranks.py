@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
+import psutil
 
 START_LIMIT = 280  # seconds; a start takes 25 on an idle machine with two cores
 FLAGS = {
@@ -22,6 +24,14 @@ FLAGS = {
     "max-num-seqs": "8",
     "kv-cache-memory-bytes": str(128 << 20),
 }
+
+
+def left_behind(shared: set[Path], seconds: float = 5) -> set[Path]:
+    """Which of `shared` are still there after the tracker had `seconds` to unlink them."""
+    deadline = time.monotonic() + seconds
+    while (left := {path for path in shared if path.exists()}) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return left
 
 
 def free_port() -> int:
@@ -121,6 +131,16 @@ class Ranks:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+    def shared_memory(self) -> set[Path]:
+        """Files in /dev/shm that any of the ranks' processes has mapped."""
+        found = set()
+        for process in self.processes:
+            tree = psutil.Process(process.pid)
+            for member in [tree, *tree.children(recursive=True)]:
+                with contextlib.suppress(psutil.Error):
+                    found |= {Path(item.path.split(" ")[0]) for item in member.memory_maps()}
+        return {path for path in found if path.is_relative_to("/dev/shm")}
 
     def __enter__(self) -> Ranks:
         self.start()

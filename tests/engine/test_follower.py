@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from glmspark.engine.follower import RANK_0_GONE
-from tests.engine.ranks import Layout, Ranks
+from tests.engine.ranks import Layout, Ranks, left_behind
 
 
 @pytest.mark.timeout(330)
@@ -18,6 +18,8 @@ def test_killed_rank_0_ends_the_follower(checkpoint: Path, tmp_path: Path) -> No
         leader, follower = ranks.processes
         workers = psutil.Process(follower.pid).children(recursive=True)
         assert workers
+        shared = ranks.shared_memory()
+        assert shared
         head = psutil.Process(leader.pid)
         for process in [*head.children(recursive=True), head]:
             # The tracker unlinks the others' shared memory when they are dead.
@@ -29,3 +31,4 @@ def test_killed_rank_0_ends_the_follower(checkpoint: Path, tmp_path: Path) -> No
         assert "rank 0 is gone" in ranks.log(1)
         _, alive = psutil.wait_procs(workers, timeout=5)
         assert not alive
+        assert not left_behind(shared)

@@ -22,10 +22,13 @@ logger = logging.getLogger("vllm.glmspark.follower")
 # Silence for idle + interval * count seconds means that rank 0's machine is gone.
 KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
 
+WORKER_DIED = 1
 RANK_0_GONE = 3
 
+_ending = threading.Lock()
 
-def follow(args: argparse.Namespace) -> None:
+
+def follow(args: argparse.Namespace) -> NoReturn:
     """Run this node's workers until SIGTERM, SIGINT, the death of a worker, or of rank 0.
 
     Ends the process with 0 when told to, with 1 when a worker died, with 3 when rank 0 is gone.
@@ -50,7 +53,9 @@ def follow(args: argparse.Namespace) -> None:
     link = connect(parallel.master_addr, parallel.master_port)
     threading.Thread(target=watch, args=(link, lambda: end(RANK_0_GONE)), daemon=True).start()
     executor.start_worker_monitor(inline=True)
-    end(1)
+    end(WORKER_DIED)
+    while True:  # another thread is ending this process
+        signal.pause()
 
 
 def connect(address: str, port: int) -> socket.socket:
@@ -75,8 +80,13 @@ def watch(link: socket.socket, gone: Callable[[], object]) -> None:
     gone()
 
 
-def end(code: int) -> NoReturn:
-    """End the workers, which have nothing to hand over, then this process: an orderly exit takes seconds."""
+def end(code: int) -> None:
+    """End the workers, which have nothing to hand over, then this process: an orderly exit takes seconds.
+
+    The first reason counts. Whoever comes later (a killed worker is noticed, too) returns at once.
+    """
+    if not _ending.acquire(blocking=False):
+        return
     workers = multiprocessing.active_children()
     for worker in workers:
         worker.kill()

@@ -21,6 +21,7 @@ import gc
 import os
 import sys
 from collections.abc import MutableMapping
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import NoReturn
 
@@ -45,6 +46,9 @@ def main(argv: list[str] | None = None) -> None:
         if environment := start_method.prepared(os.environ):
             os.execve(sys.executable, sys.orig_argv, environment)  # noqa: S606 - this very process, begun anew
         args = parse(argv)
+        # One tracker of shared memory for all of the rank's processes, forked or not. A child of this one,
+        # it outlives them: vLLM kills the engine core's children, and what a killed tracker knew of stays.
+        resource_tracker.ensure_running()
         if args.headless:
             _follow(args)
         else:
