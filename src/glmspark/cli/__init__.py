@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from glmspark import __version__
-from glmspark.cli import chat, doctor, down, lab, logs, patches, recipe, status, tune, up
+from glmspark.cli import chat, doctor, down, init, lab, logs, patches, recipe, status, tune, up
 from glmspark.cli.console import print_json, wants_colour
 
 app = typer.Typer(
@@ -28,6 +28,7 @@ app = typer.Typer(
 for verb in (up.up, status.status, logs.logs, chat.chat, down.down):
     app.command()(verb)
 app.command()(patches.patches)
+app.command()(init.init)
 app.command()(doctor.doctor)
 app.add_typer(tune.app)
 app.add_typer(recipe.app)

@@ -196,11 +196,10 @@ def _hca(judge: Judge, link: config.Link, by_device: dict[str, RdmaPort]) -> Ver
 
 def _halves(node: config.Node, facts: Facts, ports: tuple[RdmaPort, ...]) -> Iterator[Verdict]:
     """A port reaches its speed only with both of its PCIe halves in use."""
-    hardware = facts.get(LINKS) or ()
     listed = {link.interface for link in node.fabric}
     active = {port.interface for port in ports if port.active}
     for link in node.fabric:
-        for twin in twins(link.interface, hardware):
+        for twin in twins(link.interface, facts):
             if twin in active and twin not in listed:
                 yield Judge(f"RDMA {link.hca}", node.name).slow(
                     f"{twin}, the other PCIe half of the same port, is active but not in cluster.yaml: half "
@@ -209,18 +208,22 @@ def _halves(node: config.Node, facts: Facts, ports: tuple[RdmaPort, ...]) -> Ite
                 )
 
 
-def twins(interface: str, hardware: tuple[Hardware, ...]) -> list[str]:
-    """Interfaces of the same physical port: same place on the bus, another PCIe domain."""
-    place = {one.name: one.device for one in hardware}
+def twins(interface: str, facts: Facts) -> list[str]:
+    """Interfaces of the same physical port: RDMA too, same place on the bus, another PCIe domain.
+
+    The place alone does not tell: a Spark's Ethernet and Wi-Fi chips sit at 01:00.0 of domains of their own.
+    """
+    place = {one.name: one.device for one in facts.get(LINKS) or ()}
+    rdma = {port.interface for port in facts.get(RDMA) or ()}
     domain, _, rest = place.get(interface, "").partition(":")
-    return [
-        one.name
-        for one in hardware
-        if rest
-        and one.name != interface
-        and one.device.partition(":")[2] == rest
-        and one.device != f"{domain}:{rest}"
-    ]
+    return sorted(
+        name
+        for name in rdma & set(place)
+        if interface in rdma
+        and rest
+        and place[name].partition(":")[2] == rest
+        and place[name].partition(":")[0] != domain
+    )
 
 
 def reach(look: Look) -> Iterator[Verdict]:

@@ -1,0 +1,134 @@
+"""`glmspark init`: write cluster.yaml by looking at the nodes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from glmspark.cli.console import AsJson, print_json
+
+if TYPE_CHECKING:
+    from glmspark.config.cluster import Link
+    from glmspark.config.imports import Note
+    from glmspark.nodes.discover import Fabric
+
+
+def init(
+    hosts: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[HOST]...", help="The nodes as [user@]host[:port], the head first."),
+    ] = None,
+    from_env: Annotated[
+        Path | None, typer.Option("--from-env", help="Take the nodes from a .env file of a shell launcher.")
+    ] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write; - prints it.")] = Path(
+        "cluster.yaml"
+    ),
+    image: Annotated[str | None, typer.Option(help="The image that ranks run in.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Look at nodes and write the cluster file: fabric, RDMA devices, how they are connected.
+
+    The fabric is found by which addresses reach which. Wi-Fi and the interface with the default route are
+    never chosen. Nothing is changed on the nodes.
+
+    Example: [bold]glmspark init spark1 spark2[/bold]
+    """
+    import asyncio
+
+    from glmspark.cli.nodes import waiting, where
+    from glmspark.config.cluster import dump_cluster
+    from glmspark.config.files import write_atomic
+    from glmspark.config.imports.env import parse_env
+    from glmspark.errors import GlmsparkError, UsageError
+    from glmspark.nodes.discover import cluster_of, has_docker, look_for_fabric
+
+    notes: list[Note] = []
+    if from_env is not None:
+        if hosts:
+            raise UsageError("give hosts or --from-env, not both")
+        try:
+            old = parse_env(from_env.read_text(), str(from_env))
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"{from_env} cannot be read: {error}") from None
+        hosts, notes = list(old.hosts), list(old.notes)
+    if not hosts:
+        raise UsageError("no nodes given", next="for example: glmspark init spark1 spark2")
+    to_stdout = str(output) == "-"
+    if not to_stdout and output.exists() and not force:
+        raise UsageError(
+            f"{output} is there already", next="write another with --output, or replace it with --force"
+        )
+    _, named = where(hosts, None)
+    addresses = {name: address for name, address in named.items() if address is not None}
+    with waiting(f"looking at {len(addresses)} node{'s' if len(addresses) > 1 else ''}") as said:
+        facts, fabric = asyncio.run(look_for_fabric(addresses, said=said))
+    cluster = cluster_of(addresses, facts, fabric, image=image)
+    comment = f"Written by `glmspark init`: {_sentence(fabric)}.\n" + "\n".join(fabric.notes)
+    data = dump_cluster(cluster, comment=comment.strip())
+    without = [name for name in facts if name not in has_docker(facts)]
+    if without and not as_json:
+        print(f"note: no Docker Engine answers on {', '.join(without)}", file=sys.stderr)
+    if from_env is not None:
+        _compare(cluster.nodes[0].fabric, old.interfaces, notes)
+    if to_stdout:
+        sys.stdout.write(data.decode())
+        return
+    if not output.parent.is_dir():
+        raise GlmsparkError(f"there is no directory {output.parent}", step=f"write {output}")
+    write_atomic(output, data)
+    if as_json:
+        print_json(
+            {
+                "path": str(output),
+                "shape": fabric.shape,
+                "notes": list(fabric.notes),
+                "imported": [note.to_json() for note in notes],
+                "cluster": cluster.model_dump(mode="json"),
+            }
+        )
+        return
+    show_notes(notes)
+    print(f"{output}: {len(cluster.nodes)} node{'s' if len(cluster.nodes) > 1 else ''}, {_sentence(fabric)}")
+    for node in cluster.nodes:
+        links = ", ".join(
+            f"{one.interface} {one.address}" + (f" ({one.hca})" if one.hca else "") for one in node.fabric
+        )
+        print(f"  {node.name} {node.address}: {links or 'no fabric needed'}")
+    for line in fabric.notes:
+        print(f"  note: {line}")
+    print(f"next: glmspark doctor --cluster {output}")
+
+
+def _sentence(fabric: Fabric) -> str:
+    words = {
+        "alone": "alone",
+        "pair": "connected directly or through a switch, as a pair",
+        "ring": "cabled as a ring",
+        "line": "cabled as a line",
+        "switch": "connected through a switch",
+    }
+    rdma = all(one.hca for links in fabric.links.values() for one in links) and fabric.shape != "alone"
+    return words[fabric.shape] + (", with RDMA" if rdma else "")
+
+
+def _compare(fabric: tuple[Link, ...], interfaces: tuple[str, ...], notes: list[Note]) -> None:
+    from glmspark.config.imports import Note
+
+    found = ", ".join(sorted(one.interface for one in fabric)) or "none"
+    notes.extend(
+        Note("refused", "ETH_IF", f"{name} is not fabric on the first node; found there: {found}")
+        for name in interfaces
+        if name not in found.split(", ")
+    )
+
+
+def show_notes(notes: list[Note]) -> None:
+    """Print what became of an old file's settings, one a line."""
+    for note in notes:
+        place = f"line {note.line}: " if note.line else ""
+        print(f"  {note.outcome:8}{place}{note.name}: {note.what}")
