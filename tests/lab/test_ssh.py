@@ -214,6 +214,11 @@ def test_no_key_of_ours_is_accepted(sshd: Sshd, tmp_path: Path) -> None:
     assert "ssh-copy-id" in (error.next or "")
 
 
+def test_a_key_file_that_is_not_there_is_named(sshd: Sshd, tmp_path: Path) -> None:
+    error = refused(sshd.address(keys=(tmp_path / "none",)))
+    assert f"cannot read {tmp_path / 'none'}" in error.message
+
+
 def test_nothing_listens() -> None:
     error = refused(Address("127.0.0.1", port=free_port(), name="spark9"))
     assert "nothing listens for SSH" in error.message

@@ -28,6 +28,12 @@ def init(
         "cluster.yaml"
     ),
     image: Annotated[str | None, typer.Option(help="The image that ranks run in.")] = None,
+    identity: Annotated[
+        Path | None, typer.Option(help="Private key to use beside the agent's and ~/.ssh/config's.")
+    ] = None,
+    known_hosts: Annotated[
+        Path | None, typer.Option(help="File with the nodes' host keys instead of ~/.ssh/known_hosts.")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -39,6 +45,7 @@ def init(
     Example: [bold]glmspark init spark1 spark2[/bold]
     """
     import asyncio
+    from dataclasses import replace
 
     from glmspark.cli.nodes import waiting, where
     from glmspark.config.cluster import dump_cluster
@@ -64,7 +71,14 @@ def init(
             f"{output} is there already", next="write another with --output, or replace it with --force"
         )
     _, named = where(hosts, None)
-    addresses = {name: address for name, address in named.items() if address is not None}
+    key, hosts_file = (
+        None if path is None else path.expanduser().absolute() for path in (identity, known_hosts)
+    )
+    addresses = {
+        name: replace(address, keys=() if key is None else (key,), known_hosts=hosts_file)
+        for name, address in named.items()
+        if address is not None
+    }
     with waiting(f"looking at {len(addresses)} node{'s' if len(addresses) > 1 else ''}") as said:
         facts, fabric = asyncio.run(look_for_fabric(addresses, said=said))
     cluster = cluster_of(addresses, facts, fabric, image=image)

@@ -242,8 +242,12 @@ def cluster_of(
         names[key] = name
     users = {address.user for address in where.values()}
     ports = {address.port for address in where.values()}
+    first = next(iter(where.values()))
     ssh = SshOptions(
-        user=users.pop() if len(users) == 1 else None, port=ports.pop() if len(ports) == 1 else None
+        user=users.pop() if len(users) == 1 else None,
+        port=ports.pop() if len(ports) == 1 else None,
+        identity_file=str(first.keys[0]) if first.keys else None,
+        known_hosts=str(first.known_hosts) if first.known_hosts else None,
     )
     members = tuple(
         Node(

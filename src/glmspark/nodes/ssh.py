@@ -310,6 +310,9 @@ def _why(address: Address, error: Exception, offered: asyncssh.SSHKey | None) ->
     elif isinstance(error, ConnectionRefusedError):
         message = f"nothing listens for SSH on {where}"
         following = "start sshd on the node (systemctl start ssh), or give its port"
+    elif isinstance(error, OSError) and error.filename:
+        message = f"cannot read {error.filename}: {error.strerror}"
+        following = "correct the name of the key, known_hosts or settings file"
     elif isinstance(error, OSError):
         message = f"cannot reach {where}: {error.strerror or error}"
         following = "check the address, and that this machine has a route to it"

@@ -118,7 +118,7 @@ CASES: list[tuple[str, Fact[Any], Any, State, str]] = [
     ("Docker Engine", ENGINE, engine(root="/var/snap/docker/common/var-lib-docker"), BLOCKED, "snap"),
     ("container toolkit", TOOLKIT, ValueError("nvidia-ctk is not installed"), BLOCKED, "not installed"),
     ("container toolkit", ENGINE, engine(runtimes=("runc",)), BLOCKED, "neither its runtime"),
-    ("disk", DISKS, (Disk("d", "ext4", 1000 * GIB, 100 * GIB, "/"),), BLOCKED, "weights need 160 GiB"),
+    ("disk", DISKS, (Disk("d", "ext4", 1000 * GIB, 100 * GIB, "/"),), BLOCKED, "160 GiB needed for weights"),
     ("disk", DISKS, (Disk("d", "ext4", 1000 * GIB, 170 * GIB, "/"),), SLOW, "hardly anything"),
     ("disk", DISKS, (), UNKNOWN, "no file system"),
     ("memory", MEMORY_DETAIL, replace(MEMORY, free=50 * GIB), BLOCKED, "a rank needs 90 GiB"),

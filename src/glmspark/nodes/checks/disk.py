@@ -50,7 +50,7 @@ def space(facts: Facts, expected: Expected) -> Iterator[Verdict]:
         size, what = by_disk[disk.target]
         judge = Judge("disk", facts.node)
         seen = f"{disk.target}: {format_size(disk.free)} of {format_size(disk.size)} free"
-        need = f", {' and '.join(what)} need {format_size(size)}" if size else ""
+        need = f", {format_size(size)} needed for {' and '.join(what)}" if size else ""
         if disk.free < size:
             yield judge.blocked(f"{seen}{need}", f"free some space under {disk.target}, or set paths.models")
         elif disk.free - size < disk.size * MARGIN:

@@ -90,6 +90,7 @@ class Tuner:
         self._live = live
         self._sudo = sudo
         self._said = said
+        self._systemd: bool | None = None
 
     async def journal(self) -> Journal:
         """The node's journal, an empty one where there is none. Raises NodeError where it is unreadable."""
@@ -114,7 +115,7 @@ class Tuner:
             for change in item.changes:
                 self._said(f"{plan.node}: {describe(change)}")
                 await self._make(change, journal)
-        if self._live and any(_is_unit(entry) for entry in journal.entries):
+        if any(_is_unit(entry) for entry in journal.entries) and await self._has_systemd():
             await self._run(["systemctl", "daemon-reload"], "reload systemd")
 
     async def restore(self) -> list[str]:
@@ -126,6 +127,8 @@ class Tuner:
         units = any(_is_unit(entry) for entry in journal.entries)
         # Services start again last: their masks must be gone by then.
         entries = [one for one in reversed(journal.entries) if one.kind not in ("dir", "service")]
+        # Of a pair of settings the one that counted comes back first: the kernel clears the other then.
+        entries.sort(key=lambda one: one.name in _COUNTERPART and one.before == 0)
         for entry in entries:
             self._said(f"{self.node.host}: {entry.kind} {entry.name}")
             problem = await self._take_back(entry)
@@ -133,10 +136,10 @@ class Tuner:
                 left.append(problem)
             journal.entries.remove(entry)
             await self._write(journal)
-        if units and self._live:
+        if units and await self._has_systemd():
             await self._run(["systemctl", "daemon-reload"], "reload systemd")
         for entry in [one for one in journal.entries if one.kind == "service"]:
-            if self._live and entry.before:
+            if entry.before and await self._has_systemd():
                 await self._run(["systemctl", "start", "--", entry.name], f"start {entry.name}", timeout=120)
             journal.entries.remove(entry)
             await self._write(journal)
@@ -173,7 +176,7 @@ class Tuner:
                     await self._enter(journal, "sysctl", name, before_value, value)
                     await self._run(["sysctl", "-q", "-w", f"{name}={value}"], f"set {name}")
             case StopService(name):
-                if self._live:
+                if await self._has_systemd():
                     await self._enter(journal, "service", name, await self._runs(name), False)
                     await self._run(["systemctl", "stop", "--", name], f"stop {name}", timeout=120)
             case MakeSwap(path, size):
@@ -195,7 +198,7 @@ class Tuner:
             case Linger(user):
                 path = f"/var/lib/systemd/linger/{user}"
                 await self._make(SetPath(path, PathState("file", b"")), journal)
-                if self._live:
+                if await self._has_systemd():
                     await self._run(["loginctl", "enable-linger", user], f"let {user} linger")
 
     async def _take_back(self, entry: Entry) -> str | None:
@@ -207,7 +210,7 @@ class Tuner:
                 if not now.same(entry.after):
                     return f"{entry.name} was changed by someone else since: left as it is"
                 await self._set_path(entry.name, entry.before)
-                if entry.name.startswith("/var/lib/systemd/linger/") and self._live:
+                if entry.name.startswith("/var/lib/systemd/linger/") and await self._has_systemd():
                     await self._run(
                         ["loginctl", "disable-linger", posixpath.basename(entry.name)], "end lingering"
                     )
@@ -215,8 +218,7 @@ class Tuner:
                 now_value = await self._sysctl(entry.name)
                 if now_value not in (entry.after, entry.before) and entry.name not in _COUNTERPART:
                     return f"{entry.name} is {now_value}, set by someone else since: left as it is"
-                # 0 in one of a pair means that the other one counts, and setting that one clears this.
-                if now_value != entry.before and not (entry.name in _COUNTERPART and entry.before == 0):
+                if now_value != entry.before:
                     await self._run(
                         ["sysctl", "-q", "-w", f"{entry.name}={entry.before}"], f"set {entry.name}"
                     )
@@ -265,6 +267,13 @@ class Tuner:
             await self._run(["sh", "-c", _LINK, "link", state.target, at], f"link {path}")
         else:
             await self._run(["rm", "-f", "--", at], f"remove {path}")
+
+    async def _has_systemd(self) -> bool:
+        """Whether systemd runs the node (as sd_booted(3) asks): not so in containers and labs."""
+        if self._systemd is None:
+            done = await self.node.run(["test", "-d", "/run/systemd/system"])
+            self._systemd = self._live and done.code == 0
+        return self._systemd
 
     async def _sysctl(self, name: str) -> int:
         done = await self.node.must(["sysctl", "-n", name], f"read {name}")

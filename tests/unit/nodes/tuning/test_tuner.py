@@ -127,7 +127,7 @@ def test_broken_off_after_any_command_it_can_be_restored(root: Path) -> None:
     whole = node.commands
     asyncio.run(tuner(node, root).restore())
     assert (tree(root), node.state()) == (before, was)
-    for count in range(1, whole, 17):
+    for count in range(1, whole, 31):
         broken = PretendNode()
         broken.fail_after = count
         with pytest.raises(NodeError):
@@ -143,7 +143,7 @@ def test_broken_off_after_any_command_it_can_be_restored(root: Path) -> None:
 
 def test_a_restore_that_broke_off_is_taken_up_again(root: Path) -> None:
     before = tree(root)
-    for count in (5, 22, 40):
+    for count in (9, 31):
         node = PretendNode()
         was = node.state()
         asyncio.run(tuner(node, root).apply(PLAN))
