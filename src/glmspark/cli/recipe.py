@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -125,3 +126,50 @@ def lint(
                 print(f"{path}: ok")
     if not all(result.ok for _, result in results):
         raise typer.Exit(1)
+
+
+@app.command("import")
+def import_(
+    file: Annotated[Path, typer.Argument(help="A recipe of format v1 or v2.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The file to write; it is printed if not given.")
+    ] = None,
+    kv_cache: Annotated[
+        str | None,
+        typer.Option("--kv-cache", help="KV cache of a rank, such as 20GiB; old formats name none."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Take over a recipe of another tool, and say of each of its keys whether it is kept, changed or refused.
+
+    Nothing in the file is run.
+
+    Example: [bold]glmspark recipe import old.yaml --kv-cache 20GiB -o mine.yaml[/bold]
+    """
+    from glmspark.cli.init import show_notes
+    from glmspark.config import read_recipe
+    from glmspark.config.files import write_atomic
+    from glmspark.config.imports.recipes import import_recipe
+    from glmspark.errors import UsageError
+
+    if output is not None and output.exists() and not force:
+        raise UsageError(f"{output} is there already", next="write another, or replace it with --force")
+    found = import_recipe(read_recipe(file), str(file), kv_cache=kv_cache)
+    if output is not None:
+        write_atomic(output, found.text)
+    if as_json:
+        print_json(
+            {
+                "format": found.version,
+                "path": None if output is None else str(output),
+                "recipe": found.text.decode(),
+                "notes": [note.to_json() for note in found.notes],
+            }
+        )
+    elif output is None:
+        sys.stdout.write(found.text.decode())
+    else:
+        print(f"{output}: taken over from {file} (format v{found.version})")
+        show_notes(list(found.notes))
+        print(f"next: glmspark recipe lint {output}")

@@ -204,3 +204,5 @@ class Recipe(Section):
     patches: Patches = Patches()
     needs: Needs = Needs()
     canaries: Annotated[tuple[Canary, ...], at_least(1)]
+    imported: dict[str, Any] = Field(default_factory=dict)
+    """What a recipe of another format said that has no meaning here, kept as it was. Nothing reads it."""
