@@ -14,14 +14,14 @@ from glmspark.nodes.transport import NodeError
 from glmspark.nodes.tuning import TunePlan
 from glmspark.nodes.tuning.journal import Journal
 from glmspark.nodes.tuning.plan import KEYS, SWAP_SIZE, plan
-from glmspark.nodes.tuning.tuner import Tuner
+from glmspark.nodes.tuning.tuner import Tuner, set_sysctl
 
 T = TypeVar("T")
 Said = Callable[[str], None]
 Where = Mapping[str, Address | None]
 
-DROP_CACHES = ("sysctl", "-q", "-w", "vm.drop_caches=3")
-COMPACT = ("sysctl", "-q", "-w", "vm.compact_memory=1")
+DROP_CACHES = set_sysctl("vm.drop_caches", 3)
+COMPACT = set_sysctl("vm.compact_memory", 1)
 
 
 def _quiet(_: str) -> None:

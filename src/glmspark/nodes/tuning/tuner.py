@@ -12,6 +12,7 @@ import posixpath
 from collections.abc import Callable, Iterable
 
 from glmspark.nodes.facts.services import parse_services, show
+from glmspark.nodes.facts.sysctls import path as sysctl_path
 from glmspark.nodes.node import Node, as_root, failed
 from glmspark.nodes.transport import NodeError
 from glmspark.nodes.tuning import (
@@ -174,7 +175,7 @@ class Tuner:
                         # Setting the one clears the other: both are remembered.
                         journal.note("sysctl", pair, await self._sysctl(pair), 0)
                     await self._enter(journal, "sysctl", name, before_value, value)
-                    await self._run(["sysctl", "-q", "-w", f"{name}={value}"], f"set {name}")
+                    await self._run(set_sysctl(name, value), f"set {name}")
             case StopService(name):
                 if await self._has_systemd():
                     await self._enter(journal, "service", name, await self._runs(name), False)
@@ -219,9 +220,7 @@ class Tuner:
                 if now_value not in (entry.after, entry.before) and entry.name not in _COUNTERPART:
                     return f"{entry.name} is {now_value}, set by someone else since: left as it is"
                 if now_value != entry.before:
-                    await self._run(
-                        ["sysctl", "-q", "-w", f"{entry.name}={entry.before}"], f"set {entry.name}"
-                    )
+                    await self._run(set_sysctl(entry.name, entry.before), f"set {entry.name}")
             case "swap":
                 await self._run(
                     ["sh", "-c", _DROP_SWAP, "swap", self._at(entry.name)], "drop the swap file", timeout=900
@@ -276,7 +275,7 @@ class Tuner:
         return self._systemd
 
     async def _sysctl(self, name: str) -> int:
-        done = await self.node.must(["sysctl", "-n", name], f"read {name}")
+        done = await self.node.must(["cat", sysctl_path(name)], f"read {name}")
         return int(done.stdout)
 
     async def _runs(self, name: str) -> bool:
@@ -297,6 +296,11 @@ _COUNTERPART = {
     "vm.dirty_background_bytes": "vm.dirty_background_ratio",
     "vm.dirty_background_ratio": "vm.dirty_background_bytes",
 }
+
+
+def set_sysctl(name: str, value: int) -> list[str]:
+    """The command that sets a kernel setting now. Without sysctl(8), which is not on everybody's PATH."""
+    return ["sh", "-c", 'echo "$1" > "$2"', "set", str(value), sysctl_path(name)]
 
 
 def _is_unit(entry: Entry) -> bool:
