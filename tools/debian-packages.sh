@@ -1,14 +1,36 @@
 #!/bin/sh
 # The Debian and Ubuntu packages that glmspark needs beside Python packages.
 #
-#   tools/debian-packages.sh             name those that are missing here; exit status 1 if there are any
-#   tools/debian-packages.sh --install   install them (needs root; asks sudo when there is one)
-#   tools/debian-packages.sh --list      name all of them, one a line
+#   tools/debian-packages.sh [lab]             name those that are missing here; exit status 1 if there are any
+#   tools/debian-packages.sh [lab] --install   install them (needs root; asks sudo when there is one)
+#   tools/debian-packages.sh [lab] --list      name all of them, one a line
+#
+# With `lab`: those of `glmspark lab` and its tests, too. Installing them starts an sshd and a Docker Engine on
+# this machine, which the lab does not need: `systemctl disable --now ssh docker.socket docker` stops them.
 set -eu
 
 # make: the two commands. python3, python3-venv: the environment (Debian ships Python without `ensurepip`).
 # libnuma1: the CPU engine's compiled core loads it. ca-certificates: pip over https.
 packages="make python3 python3-venv libnuma1 ca-certificates"
+
+# package:program, since the program may have come another way (Docker's own packages, for instance).
+# iproute2: interfaces, routes, link rates. tini: process 1 of a node. debootstrap: the containers' base image.
+# iputils-ping, iperf3: the tests look at paths and rates.
+lab_packages="iproute2:tc openssh-server:sshd openssh-client:ssh-keygen docker.io:dockerd sudo:sudo tini:tini
+  debootstrap:debootstrap procps:sysctl iputils-ping:ping iperf3:iperf3"
+
+usage() {
+  echo "usage: tools/debian-packages.sh [lab] [--install | --list]" >&2
+  exit 2
+}
+
+PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"
+with_lab=""
+if [ "${1:-}" = lab ]; then
+  with_lab=1
+  shift
+fi
+[ $# -le 1 ] || usage
 
 missing=""
 for package in $packages; do
@@ -17,6 +39,16 @@ for package in $packages; do
   state=$(dpkg-query -W -f '${Status}' "$package" 2>/dev/null || true)
   [ "$state" = "install ok installed" ] || missing="$missing $package"
 done
+if [ -n "$with_lab" ]; then
+  # From Debian 13 on, the client is a package of its own.
+  if apt-cache show docker-cli >/dev/null 2>&1; then
+    lab_packages="$lab_packages docker-cli:docker"
+  fi
+  for entry in $lab_packages; do
+    packages="$packages ${entry%%:*}"
+    command -v "${entry##*:}" >/dev/null || missing="$missing ${entry%%:*}"
+  done
+fi
 missing=${missing# }
 
 case "${1:-}" in
@@ -40,19 +72,18 @@ case "${1:-}" in
     echo "installing: $missing"
     $as_root apt-get update -q
     # shellcheck disable=SC2086 # a list of names
-    $as_root apt-get install -q -y --no-install-recommends $missing
+    $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $missing
     ;;
   "")
     if [ -z "$missing" ]; then
       echo "nothing is missing"
     else
       echo "missing: $missing"
-      echo "next: tools/debian-packages.sh --install"
+      echo "next: tools/debian-packages.sh ${with_lab:+lab }--install"
       exit 1
     fi
     ;;
   *)
-    echo "usage: tools/debian-packages.sh [--install | --list]" >&2
-    exit 2
+    usage
     ;;
 esac

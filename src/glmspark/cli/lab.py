@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from glmspark.cli.console import AsJson, print_json, wants_colour
+from glmspark.cli.console import AsJson, print_json
 
 if TYPE_CHECKING:
     from glmspark.lab.look import LabState
@@ -261,7 +261,7 @@ def down(as_json: AsJson = False) -> None:
     from glmspark.lab import lab_home
 
     begin = time.monotonic()
-    cleared = end(lab_home(), _reporter(begin) if wants_colour(sys.stderr) else lambda _: None)
+    cleared = end(lab_home(), _reporter(begin))
     if as_json:
         print_json(cleared.to_json())
     elif cleared.nothing:

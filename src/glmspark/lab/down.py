@@ -73,6 +73,7 @@ def clear(home: LabHome, report: Callable[[str], None] = lambda _: None) -> Clea
         report(f"ending {len(found)} processes")
     _end(home, found, recorded, cleared)
     if interface is not None:
+        report("waiting for the network to go")
         _await_gone(interface)
         cleared.interface = interface
     cleared.cgroups = [str(path) for path in cgroups.places(home.cgroup)]
@@ -81,6 +82,8 @@ def clear(home: LabHome, report: Callable[[str], None] = lambda _: None) -> Clea
         raise LabError(
             "a control group of the lab would not go", step="remove control groups", seen="\n".join(stuck)
         )
+    if home.nodes.exists():
+        report("removing the nodes' files")
     _remove_files(home, cleared)
     return cleared
 

@@ -126,4 +126,5 @@ def ssh_config(addresses: Mapping[str, str], key: str, known: str) -> str:
         "    IdentitiesOnly yes\n"
         f'    UserKnownHostsFile "{known}"\n'
         "    StrictHostKeyChecking yes\n"
+        "    ConnectTimeout 5\n"
     )

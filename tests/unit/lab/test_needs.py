@@ -1,7 +1,19 @@
+import subprocess
+from pathlib import Path
+
 import pytest
 
 from glmspark.lab import needs
 from glmspark.lab.run import LabError
+
+ROOT = Path(__file__).resolve().parents[3]
+ESSENTIAL = {"util-linux", "mount", "hostname", "tar"}  # no Debian or Ubuntu is without them
+
+
+def test_the_package_script_names_all_that_the_lab_runs():
+    command = ["sh", str(ROOT / "tools/debian-packages.sh"), "lab", "--list"]
+    listed = set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
+    assert {*needs.PROGRAMS.values(), *needs.IMAGE_PROGRAMS.values()} - listed == ESSENTIAL
 
 
 def test_missing_packages_are_named_once(tmp_path):
