@@ -28,20 +28,21 @@ CONVERSATIONS = 96
 class Observation:
     """Sums over the calibration text. Layers are numbers, modules are named as in the checkpoint."""
 
-    tokens: int = 0
-    #: Per layer and expert: the sum of (router weight x norm of the expert's output), and of tokens routed.
+    #: Places of the text that predict a token of an answer.
+    answers: int = 0
+    #: Per layer and expert: the sum over those places of router weight x norm of the expert's output.
     activation: dict[int, Tensor] = field(default_factory=dict)
-    routed: dict[int, Tensor] = field(default_factory=dict)
-    #: Largest absolute input of each linear module.
+    #: Largest absolute input of each linear module, over the whole text.
     input_amax: dict[str, float] = field(default_factory=dict)
 
     def saliency(self, layer: int) -> list[float]:
-        """REAP's score of each expert of a layer: its router-weighted output norm, averaged over its tokens.
+        """How much each expert of a layer adds to the answers: router weight x output norm, averaged.
 
-        Lasby et al., "REAP the Experts", arXiv 2510.13999, equation 9. An expert that no token reaches has 0.
+        The product is REAP's (Lasby et al., "REAP the Experts", arXiv 2510.13999). REAP averages it over the
+        tokens that reach the expert; averaged over all places that predict an answer, with 0 where the router
+        passes the expert by, more of glm-tiny survives (docs/glm-tiny-variants.md).
         """
-        mean = self.activation[layer] / self.routed[layer].clamp(min=1)
-        return [round(v, 9) for v in mean.tolist()]
+        return [round(v, 9) for v in (self.activation[layer] / self.answers).tolist()]
 
     def saw(self, module: str, inputs: Tensor) -> None:
         """Note the inputs of a module."""
@@ -60,12 +61,19 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def token_lists(source: Path, count: int = CONVERSATIONS) -> list[list[int]]:
-    """The calibration conversations as token ids of the checkpoint's own tokenizer."""
+def calibration_text(source: Path, count: int = CONVERSATIONS) -> Iterator[tuple[list[int], list[bool]]]:
+    """Conversations as the checkpoint's token ids, and which places predict a token of an answer."""
     tokenizer = Tokenizer.from_file(str(source / "tokenizer.json"))
     rng = random.Random(SEED)
-    texts = ["".join(render(conversation(rng)).pieces) for _ in range(count)]
-    return [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+    for _ in range(count):
+        rendered = render(conversation(rng))
+        ids: list[int] = []
+        answer: list[bool] = []
+        for piece, learn in zip(rendered.pieces, rendered.learn, strict=True):
+            tokens = tokenizer.encode(piece, add_special_tokens=False).ids
+            ids += tokens
+            answer += [learn] * len(tokens)
+        yield ids, [*answer[1:], False]
 
 
 def reference_model(source: Path) -> Any:
@@ -78,27 +86,26 @@ def reference_model(source: Path) -> Any:
     return GlmMoeDsaForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
 
 
-def _watch_experts(observation: Observation, layer: int, experts: nn.Module) -> Any:
+def _watch_experts(observation: Observation, layer: int, experts: nn.Module, answer: list[bool]) -> None:
+    """Note each expert's part at every call; `answer` is filled anew with the places that count before it."""
     name = f"model.layers.{layer}.mlp.experts"
-    count = experts.num_experts
-    observation.activation[layer] = torch.zeros(count, dtype=torch.float64)
-    observation.routed[layer] = torch.zeros(count, dtype=torch.float64)
+    observation.activation[layer] = torch.zeros(experts.num_experts, dtype=torch.float64)
 
     def hook(_module: nn.Module, arguments: tuple[Tensor, Tensor, Tensor]) -> None:
         hidden, chosen, weights = arguments
-        for expert in range(count):
+        counts = torch.tensor(answer, dtype=torch.float64)
+        for expert in range(experts.num_experts):
             token, place = torch.where(chosen == expert)
             inputs = hidden[token]
             gate, up = nn.functional.linear(inputs, experts.gate_up_proj[expert]).chunk(2, dim=-1)
             between = experts.act_fn(gate) * up
             norm = nn.functional.linear(between, experts.down_proj[expert]).double().norm(dim=-1)
-            observation.activation[layer][expert] += (weights[token, place].double() * norm).sum()
-            observation.routed[layer][expert] += len(token)
+            observation.activation[layer][expert] += (counts[token] * weights[token, place] * norm).sum()
             observation.saw(f"{name}.{expert}.gate_proj", inputs)
             observation.saw(f"{name}.{expert}.up_proj", inputs)
             observation.saw(f"{name}.{expert}.down_proj", between)
 
-    return experts.register_forward_pre_hook(hook)
+    experts.register_forward_pre_hook(hook)
 
 
 def observe(source: Path) -> Observation:
@@ -114,8 +121,9 @@ def observe(source: Path) -> Observation:
 def _observe(source: Path, _fingerprint: str) -> Observation:
     model = reference_model(source)
     observation = Observation()
+    answer: list[bool] = []
     for layer in moe_layers(model.config.to_dict()):
-        _watch_experts(observation, layer, model.model.layers[layer].mlp.experts)
+        _watch_experts(observation, layer, model.model.layers[layer].mlp.experts, answer)
 
     def watch(name: str, module: nn.Linear) -> None:
         module.register_forward_pre_hook(lambda _module, inputs: observation.saw(name, inputs[0]))
@@ -124,7 +132,8 @@ def _observe(source: Path, _fingerprint: str) -> Observation:
         if isinstance(module, nn.Linear):
             watch(name, module)
     with one_thread():
-        for ids in token_lists(source):
+        for ids, places in calibration_text(source):
+            answer[:] = places
+            observation.answers += sum(places)
             model(input_ids=torch.tensor([ids]), use_cache=False)
-            observation.tokens += len(ids)
     return observation

@@ -82,7 +82,7 @@ def derive(
     router: RouterRows = "pruned",
     plan: bool = True,
 ) -> Checkpoint:
-    """Prune the checkpoint in `source` to the `keep` experts a layer that the calibration text needs most."""
+    """Prune the checkpoint in `source` to the `keep` experts a layer that calibration answers need most."""
     checkpoint = read(source)
     seen = observe(source)
     kept = keep_best({layer: seen.saliency(layer) for layer in moe_layers(checkpoint.config)}, keep)
