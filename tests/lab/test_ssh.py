@@ -14,11 +14,13 @@ from typing import TypeVar
 
 import pytest
 
+from glmspark.nodes.blocking import BlockingNode
+from glmspark.nodes.facts.host import HOSTNAME
 from glmspark.nodes.fleet import Fleet
 from glmspark.nodes.node import LocalNode, Node
 from glmspark.nodes.processes import is_alive, send, wait_gone
 from glmspark.nodes.ssh import Address, connect
-from glmspark.nodes.transport import NodeError
+from glmspark.nodes.transport import NodeError, gather
 from tests.lab.sshd import Sshd, free_port, make_key, running
 
 T = TypeVar("T")
@@ -278,3 +280,21 @@ def test_nodes_are_worked_on_together_and_a_lost_one_stops_nobody(sshd: Sshd) ->
     assert isinstance(results.pop("spark3"), NodeError)
     assert results == {name: name for name in [*(f"spark{i}" for i in range(8) if i != 3), "here"]}
     assert seconds < 4, "nine seconds of sleep at once take about one"
+
+
+def test_code_that_waits_has_the_same_node(sshd: Sshd, tmp_path: Path) -> None:
+    with BlockingNode(sshd.address(name="spark1")) as node:
+        assert node.host == "spark1"
+        assert gather(node, HOSTNAME) == socket.gethostname()
+        assert node.run(["cat"], input=b"x", env={"A": "b"}).stdout == "x"
+        node.put(b"data", str(tmp_path / "file"))
+        assert node.get(str(tmp_path / "file")) == b"data"
+        identity = node.spawn(["true"], log=str(tmp_path / "log"))
+        assert wait_gone([identity], 5) == []
+        with pytest.raises(NodeError, match="did not end"):
+            node.run(["sleep", "9"], timeout=0.2)
+    node.close()
+    with BlockingNode(None) as here:
+        assert here.run(["echo", "here"]).stdout == "here\n"
+    with pytest.raises(NodeError, match="nothing listens"):
+        BlockingNode(Address("127.0.0.1", port=free_port()))

@@ -118,8 +118,8 @@ def apply_(
                 "errors": [error.to_json() for error in lost.values()],
             }
         )
-    elif any(one.items for name, one in plans.items() if name not in lost):
-        print("done; `glmspark tune restore` takes it back")
+    elif any(one.items for one in plans.values()):
+        print("`glmspark tune restore` takes it back")
     _end(lost, as_json)
 
 
@@ -129,8 +129,12 @@ def _apply(plans: Mapping[str, TunePlan], addresses: Mapping[str, Address | None
     from glmspark.nodes.tuning import fleet
 
     wanted = {name: one for name, one in plans.items() if one.items}
-    with waiting("tuning") as said:
-        results = asyncio.run(fleet.apply(wanted, addresses, said=said))
+    try:
+        with waiting("tuning") as said:
+            results = asyncio.run(fleet.apply(wanted, addresses, said=said))
+    except KeyboardInterrupt:
+        print("interrupted; `glmspark tune restore` takes back what was made", file=sys.stderr)
+        raise
     return {name: error for name, error in results.items() if isinstance(error, NodeError)}
 
 

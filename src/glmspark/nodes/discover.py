@@ -24,6 +24,7 @@ from glmspark.nodes.facts.rdma import RDMA
 from glmspark.nodes.fleet import Fleet
 from glmspark.nodes.ssh import Address
 from glmspark.nodes.survey import Facts, survey
+from glmspark.nodes.topology import remark, shape
 from glmspark.nodes.transport import NodeError
 
 # Made by Docker, Kubernetes, VPNs: never a cable between machines. (veth stays: a lab's cables are such.)
@@ -94,37 +95,6 @@ def to_try(known: Mapping[str, Sequence[Candidate]]) -> dict[str, list[tuple[Can
     return tries
 
 
-def shape(members: Mapping[object, set[str]], names: Sequence[str]) -> str:
-    """The shape of a fabric from which nodes are in which of its networks.
-
-    switch: one network has all of three or more. ring, pair, line: cables between two. '' if the nodes do
-    not hang together or in none of these.
-    """
-    if len(names) == 1:
-        return "alone"
-    if len(names) == 2:
-        return "pair" if any(len(found) == 2 for found in members.values()) else ""
-    if any(len(found) == len(names) for found in members.values()):
-        return "switch"
-    neighbours: dict[str, set[str]] = {name: set() for name in names}
-    for found in members.values():
-        for name in found:
-            neighbours[name] |= found - {name}
-    reached, queue = {names[0]}, [names[0]]
-    while queue:
-        for other in neighbours[queue.pop()] - reached:
-            reached.add(other)
-            queue.append(other)
-    if reached != set(names):
-        return ""
-    degrees = sorted(len(found) for found in neighbours.values())
-    if all(degree == 2 for degree in degrees):
-        return "ring"
-    if degrees == [1, 1] + [2] * (len(names) - 2):
-        return "line"
-    return ""
-
-
 def choose(
     names: Sequence[str],
     known: Mapping[str, Sequence[Candidate]],
@@ -187,14 +157,7 @@ def _speed(found: Sequence[Candidate]) -> int:
 
 
 def _notes(form: str, links: Mapping[str, tuple[Candidate, ...]], facts: Mapping[str, Facts]) -> list[str]:
-    notes = []
-    if form == "ring" and len(links) >= 4:
-        notes.append(
-            "a ring of four or more has no direct path across: NCCL needs a build that skips tree "
-            "connections (NCCL_SKIP_TREE_CONNECT), or a switch"
-        )
-    if form == "line":
-        notes.append("the ends of the line have no path to each other: pipeline layouts only")
+    notes = [said] if (said := remark(form, len(links))) else []
     for name, found in links.items():
         known = facts.get(name, Facts(name, {}))
         listed = {one.interface for one in found}

@@ -202,7 +202,7 @@ def test_every_fact_of_a_survey_may_be_missing() -> None:
     """Nothing that could not be read passes for fine, and no check falls over it."""
     facts = {"spark1": Facts("spark1", {}), "spark2": Facts("spark2", {})}
     verdicts = judge(Look(facts, {}, cluster(), EXPECTED))
-    assert all(one.state is not State.OK for one in verdicts if one.check != "ssh")
+    assert all(one.state is not State.OK for one in verdicts if one.check not in ("ssh", "cabling"))
 
 
 @pytest.mark.parametrize("fact", EVERYTHING, ids=lambda fact: fact.name)
@@ -292,6 +292,38 @@ def test_a_gid_index_that_has_moved_is_blocked() -> None:
     )
     (found,) = bad(look(text=text))
     assert "is at index 3, cluster.yaml says 5" in found.evidence
+
+
+def clusters(*fabrics: tuple[str, ...]) -> Look:
+    nodes = "".join(
+        f"  - name: n{i}\n    address: 10.9.9.{i + 1}\n    fabric:\n"
+        + "".join(f"      - {{interface: p{j}, address: {address}}}\n" for j, address in enumerate(addresses))
+        for i, addresses in enumerate(fabrics)
+    )
+    return look(text=f"cluster: 1\nnodes:\n{nodes}", expected=VENV)
+
+
+@pytest.mark.parametrize(
+    ("fabrics", "state", "text"),
+    [
+        ((("10.0.0.1/24",), ("10.0.0.2/24", "10.0.1.1/24"), ("10.0.1.2/24",)), SLOW, "line of 3"),
+        (
+            tuple((f"10.0.{i}.1/24", f"10.0.{(i + 1) % 4}.2/24") for i in range(4)),
+            SLOW,
+            "ring of 4: a ring of four",
+        ),
+        (
+            (("10.0.0.1/24",), ("10.0.0.2/24",), ("10.0.1.1/24",), ("10.0.1.2/24",)),
+            BLOCKED,
+            "10.0.0.0/24: n0, n1; 10.0.1.0/24: n2, n3",
+        ),
+        (tuple((f"10.0.{i}.1/24", f"10.0.{(i + 1) % 3}.2/24") for i in range(3)), State.OK, "ring of 3"),
+    ],
+)
+def test_cabling(fabrics: tuple[tuple[str, ...], ...], state: State, text: str) -> None:
+    (found,) = [one for one in judge(clusters(*fabrics)) if one.check == "cabling"]
+    assert found.state is state
+    assert text in found.evidence
 
 
 def test_packets_go_untried_without_ping() -> None:

@@ -8,12 +8,13 @@ from itertools import pairwise
 import pytest
 
 from glmspark.config.cluster import dump_cluster, parse_cluster
-from glmspark.nodes.discover import Candidate, Fabric, candidates, choose, cluster_of, shape, to_try
+from glmspark.nodes.discover import Candidate, Fabric, candidates, choose, cluster_of, to_try
 from glmspark.nodes.facts.host import HOSTNAME
 from glmspark.nodes.facts.network import INTERFACES, LINKS, ROUTES, Interface, Link, Route
 from glmspark.nodes.facts.rdma import RDMA
 from glmspark.nodes.ssh import Address
 from glmspark.nodes.survey import Facts, Reading
+from glmspark.nodes.topology import shape
 from glmspark.nodes.transport import NodeError
 from tests.unit.nodes.sparks import readings
 

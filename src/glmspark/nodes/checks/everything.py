@@ -29,7 +29,7 @@ def judge(look: Look) -> list[Verdict]:
     verdicts += access.skew(look)
     for check in (alike.versions, alike.same_image, alike.same_nccl, gpu_clock.under_load):
         verdicts += check(look)
-    for check in (fabric.links, fabric.speeds, fabric.rdma, fabric.reach):
+    for check in (fabric.cabling, fabric.links, fabric.speeds, fabric.rdma, fabric.reach):
         verdicts += check(look)
     return verdicts
 

@@ -13,6 +13,7 @@ from glmspark.nodes.facts.network import INTERFACES, LINKS, ROUTES, Interface
 from glmspark.nodes.facts.network import Link as Hardware
 from glmspark.nodes.facts.rdma import RDMA, RdmaPort
 from glmspark.nodes.survey import Facts
+from glmspark.nodes.topology import remark, shape
 
 
 @dataclass(frozen=True)
@@ -224,6 +225,30 @@ def twins(interface: str, facts: Facts) -> list[str]:
         and place[name].partition(":")[2] == rest
         and place[name].partition(":")[0] != domain
     )
+
+
+def cabling(look: Look) -> Iterator[Verdict]:
+    """The links of the file hang together, in a shape that ranks can use."""
+    if look.cluster is None or len(look.cluster.nodes) < 2:
+        return
+    members: dict[object, set[str]] = {}
+    for node in look.cluster.nodes:
+        for link in node.fabric:
+            members.setdefault(link.address.network, set()).add(node.name)
+    names = [node.name for node in look.cluster.nodes]
+    form = shape(members, names)
+    said = remark(form, len(names))
+    judge = Judge("cabling")
+    if not form:
+        networks = "; ".join(f"{net}: {', '.join(sorted(found))}" for net, found in members.items())
+        yield judge.blocked(
+            f"neither pair, ring, line nor switch: {networks}",
+            "give every node a link to its neighbours, then run `glmspark init` again",
+        )
+    elif said:
+        yield judge.slow(f"{form} of {len(names)}: {said}", "choose a layout and an NCCL build for it")
+    else:
+        yield judge.ok(f"{form} of {len(names)}")
 
 
 def reach(look: Look) -> Iterator[Verdict]:
