@@ -141,7 +141,7 @@ def test_what_does_not_fit_is_said_in_numbers(toy):
     tight = dataclasses.replace(BOX, memory_available=needed + RESERVE_BYTES - 100 * 2**20)
     error = refusal(recipe(), toy, facts=tight)
     assert error.host == "box"
-    assert error.message == "does not fit: 2 ranks need 2.4 GiB, 2.3 GiB is free: 100 MiB short"
+    assert error.message == "does not fit: 2 ranks need 2.7 GiB, 2.6 GiB is free: 100 MiB short"
     assert "rank 1: weights" in error.seen
     assert "engine.kv_cache_memory to at most 205MiB" in error.next
     plan_local(recipe(engine={"kv_cache_memory": "205MiB"}), toy, facts=tight)
