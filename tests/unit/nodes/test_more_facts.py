@@ -22,6 +22,7 @@ from glmspark.nodes.facts import (
     host,
     login,
     memory_detail,
+    nccl,
     network,
     nvidia,
     processes,
@@ -196,6 +197,15 @@ def test_load_of_a_gpu() -> None:
     assert found.clock == 1500
     assert found.clock_max == 1980
     assert 600 < found.teraflops < 700
+
+
+def test_nccl() -> None:
+    found = nccl.parse_nccl(recorded("h200-nccl.txt"))
+    assert (found.version, found.build) == ("2.28.9", "9fcf74d93a8c3605bf7718f594d0a24366e38536")
+    with pytest.raises(ValueError, match="no NCCL"):
+        nccl.parse_nccl('{"version": "", "build": "", "path": ""}')
+    compile(nccl.PROBE, "probe", "exec")
+    compile(gpu_load.PROBE, "probe", "exec")
 
 
 def test_docker() -> None:
