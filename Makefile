@@ -5,8 +5,10 @@
 
 ifeq ($(origin PYTHON),undefined)
   PYTHON := python3
+  NO_PYTHON := on Debian and Ubuntu: tools/debian-packages.sh --install
 else
   EXACT := --exact-python
+  NO_PYTHON := name one that is (PYTHON=/path/to/python3.12), or leave PYTHON out
 endif
 VENV := $(or $(GLMSPARK_VENV),.venv)
 BIN := $(VENV)/bin
@@ -24,27 +26,27 @@ help: ## say what there is
 	@echo "Settings: PYTHON=python3.12  GLMSPARK_VENV=DIR  ARGS=\"...\"  (see the head of the Makefile)"
 
 bootstrap:
-	@command -v $(PYTHON) >/dev/null || { \
+	@command -v "$(PYTHON)" >/dev/null || { \
 	  echo "error: $(PYTHON) is not on this machine; glmspark needs Python 3.11 or newer." >&2; \
-	  echo "  next:  on Debian and Ubuntu: tools/debian-packages.sh --install" >&2; exit 1; }
-	@$(PYTHON) tools/bootstrap.py $(EXACT)
+	  echo "  next:  $(NO_PYTHON)" >&2; exit 1; }
+	@"$(PYTHON)" tools/bootstrap.py $(EXACT)
 
 serve: bootstrap
-	@$(BIN)/glmspark up $(ARGS)
+	@"$(BIN)/glmspark" up $(ARGS)
 
 lint: bootstrap
-	@$(BIN)/ruff check .
-	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy
-	@$(BIN)/lint-imports --no-logo
+	@"$(BIN)/ruff" check .
+	@"$(BIN)/ruff" format --check .
+	@"$(BIN)/mypy"
+	@"$(BIN)/lint-imports" --no-logo
 
 test: lint
-	@$(BIN)/python -m pytest $(TESTS) $(ARGS)
+	@"$(BIN)/python" -m pytest $(TESTS) $(ARGS)
 
 unit: bootstrap
-	@$(BIN)/python -m pytest tests/unit $(ARGS)
+	@"$(BIN)/python" -m pytest tests/unit $(ARGS)
 
 clean:
-	@if [ -x $(BIN)/glmspark ]; then $(BIN)/glmspark down; fi
+	@if [ -x "$(BIN)/glmspark" ]; then "$(BIN)/glmspark" down; fi
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
