@@ -11,6 +11,7 @@ from typing import Any
 from glmspark.engine.code import Code, CodeNotFoundError
 from glmspark.engine.patch import Outcome, Target
 from glmspark.engine.registry import PATCHES, apply
+from glmspark.engine.start_method import VARIABLE, prepared
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Survey:
 
 
 def survey() -> Survey:
-    """Apply the patches in this process, as every engine process does, and report what became of each.
+    """Apply the patches in this process, as in every rank's, and report what became of each.
 
     Takes seconds, for it imports vLLM, and keeps standard output clean of what that prints. Where vLLM is not
     installed, nothing is imported. Raises `PatchRefusedError` for a bad GLMSPARK_* variable only: a patch
@@ -60,6 +61,8 @@ def survey() -> Survey:
     except CodeNotFoundError:
         return Survey(None, ())
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    if prepared(os.environ) is not None:  # the answer is for a rank, and each of them is prepared so
+        os.environ[VARIABLE] = "fork"
     with contextlib.redirect_stdout(sys.stderr):
         target = Target.at_hand()
         outcomes = apply(target, code, refuse=False)
