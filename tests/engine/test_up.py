@@ -250,7 +250,7 @@ def test_a_second_up_says_that_it_runs_and_another_on_the_port_is_explained(
     place, _ = served
     again = place.run("up", "--port", str(place.port))
     assert again.returncode == 0
-    assert "glm-tiny already runs since" in again.stdout
+    assert "glm-tiny already runs, ready for" in again.stdout
     differs = place.run("up", "--port", str(place.port), "--tp", "1")
     assert differs.returncode == 2
     assert "TP2 PP1 instead of TP1 PP1" in differs.stderr

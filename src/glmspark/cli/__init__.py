@@ -14,13 +14,14 @@ import typer
 
 from glmspark import __version__
 from glmspark.cli import chat, doctor, down, init, lab, logs, patches, recipe, status, tune, up
-from glmspark.cli.console import print_json, wants_colour
+from glmspark.cli.console import own_command, print_json, wants_colour
 
 app = typer.Typer(
     name="glmspark",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["--help", "-h"]},
     help="One GLM endpoint on one to eight DGX Sparks, or on this machine: planned before it starts, proven "
     "correct before it is called ready.\n\n"
     'Example: [bold]glmspark up[/bold], then [bold]glmspark chat "What is 2+2? Answer in one word:"[/bold]',
@@ -61,6 +62,8 @@ def main() -> None:
         if "--json" in sys.argv[1:]:
             print_json(error.to_json())
         else:
+            if error.next:
+                error.next = error.next.replace("`glmspark ", f"`{own_command()} ")
             print(error_block(error, colour=wants_colour(sys.stderr)), file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import shutil
 import sys
+from pathlib import Path
 from typing import Annotated, Any, TextIO
 
 import typer
@@ -21,6 +24,21 @@ def print_json(value: Any) -> None:
     """Print one JSON value on standard output."""
     sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
     sys.stdout.flush()
+
+
+def own_command(program: str | None = None, path: str | None = None) -> str:
+    """How to call glmspark from here: by name where a shell finds this very program, else as it was called.
+
+    After `make serve` it lies in .venv/bin, where no shell looks. program: how it was called, by default
+    `sys.argv[0]`. path: where the shell looks, by default PATH.
+    """
+    called = Path(sys.argv[0] if program is None else program)
+    if called.name != "glmspark" or not called.exists():
+        return "glmspark"
+    found = shutil.which("glmspark", path=path)
+    if found is not None and Path(found).resolve() == called.resolve():
+        return "glmspark"
+    return shlex.quote(str(called))
 
 
 def duration(seconds: float) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from glmspark.cli.console import AsJson, duration, print_json
+from glmspark.cli.console import AsJson, duration, own_command, print_json
 from glmspark.cli.recipe import complete_recipe
 
 if TYPE_CHECKING:
@@ -179,8 +179,8 @@ def _print_ready(wanted: Wanted, outcome: Outcome) -> None:
 
     deployment = outcome.deployment
     if outcome.already:
-        state = f"already runs since {duration(time.time() - deployment.since)}"
-        print(f"{deployment.name} {state}; {deployment.state}")
+        state = f"{deployment.state} for {duration(time.time() - deployment.since)}"
+        print(f"{deployment.name} already runs, {state}")
     else:
         took = duration(deployment.since - deployment.created)
         print(f"{deployment.name} is ready after {took}: {len(deployment.verdicts)} canaries passed")
@@ -188,9 +188,10 @@ def _print_ready(wanted: Wanted, outcome: Outcome) -> None:
     if deployment.endpoint.needs_key:
         print(f"  API key   in {wanted.home.key_file}")
     print(f"  try       {curl_line(deployment, wanted)}")
+    glmspark = own_command()
     other = "" if deployment.name == "glm-tiny" else f" --name {deployment.name}"
-    print(f"  chat      glmspark chat{other}")
-    print(f"  stop      glmspark down{'' if deployment.name == 'glm-tiny' else ' ' + deployment.name}")
+    print(f"  chat      {glmspark} chat{other}")
+    print(f"  stop      {glmspark} down{'' if deployment.name == 'glm-tiny' else ' ' + deployment.name}")
 
 
 def curl_line(deployment: Deployment, wanted: Wanted) -> str:

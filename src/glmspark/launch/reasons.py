@@ -11,6 +11,7 @@ from glmspark.launch.faults import FirstError
 from glmspark.launch.phases import Phase, Progress
 from glmspark.launch.ranks import describe_status, status_of
 from glmspark.launch.record import RankRecord, Reason, Verdict
+from glmspark.launch.symptoms import remedy_of
 
 _TOLD = re.compile(r"died unexpectedly \(exit code: (-?\d+)\)")  # vLLM, of a worker it lost
 
@@ -55,7 +56,7 @@ def ended(
     code, killer, words = (None, None, "ended") if status is None else describe_status(status)
     name = title.removeprefix("VLLM::")
     who = f"rank {rank.rank}'s {name} (pid {pid})" if name else f"rank {rank.rank} (pid {pid})"
-    advice = f"see {rank.log}"
+    advice = remedy_of(fault.report()) or f"see {rank.log}"
     if killer == "SIGKILL" or (status is None and fault.message is None):
         advice = (
             f"the kernel's out-of-memory killer acted {oom_kills} time(s) since the start: free some memory"

@@ -198,7 +198,7 @@ def test_another_up_of_the_same_follows_the_first_one(
     assert "toy already runs, but not as asked: TP2 PP1 instead of TP1 PP1" in other.err
     assert (done.code, done.err) == (0, "")
     assert "starting toy: TP2 PP1" in done.out
-    assert "toy already runs since 0." in done.out
+    assert "toy already runs, ready for 0." in done.out
     assert len(waited) == 3
     where.record_file.unlink()
 
@@ -233,7 +233,7 @@ def test_one_that_runs_already_is_fine_and_one_that_differs_is_explained(
         other = glmspark("up", recipe, "--port", "18998", "--tp", "1")
         neighbour = glmspark("up", recipe, "--port", "18999", "--name", "neighbour")
     assert (same.code, same.err) == (0, "")
-    assert same.out.startswith("toy already runs since 5.")
+    assert same.out.startswith("toy already runs, ready for 5.")
     assert "http://127.0.0.1:18999/v1" in same.out
     assert machine.json["already"] is True
     assert other.code == 2
