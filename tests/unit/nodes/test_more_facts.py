@@ -42,7 +42,7 @@ def recorded(name: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "fact", [*EVERYTHING, clock.CLOCK, rdma.RDMA_LINKS, gpu_load.gpu_load("x")], ids=lambda fact: fact.name
+    "fact", [*EVERYTHING, clock.CLOCK, gpu_load.gpu_load("x"), nccl.nccl("x")], ids=lambda fact: fact.name
 )
 @given(text=st.text(max_size=80))
 def test_any_output_is_read_or_refused(fact: Fact[Any], text: str) -> None:
@@ -127,14 +127,16 @@ def test_links_of_a_sysfs_tree(tmp_path: Path) -> None:
 def infiniband(root: Path) -> Path:
     """A sysfs tree with what two published listings of one machine say."""
     tree = root / "infiniband"
-    for link in rdma.parse_rdma_link(recorded("dgx/rdma-link.txt")):
-        port = tree / link.device / "ports" / str(link.port)
+    for line in recorded("dgx/rdma-link.txt").splitlines():
+        _, name, _, state, _, physical, _, interface = line.split()
+        device, number = name.split("/")
+        port = tree / device / "ports" / number
         for sub in ("gids", "gid_attrs/types", "gid_attrs/ndevs"):
             (port / sub).mkdir(parents=True)
-        (port / "state").write_text(f"4: {link.state}\n" if link.state == "ACTIVE" else f"1: {link.state}\n")
-        (port / "phys_state").write_text(f"5: {link.physical}\n")
+        (port / "state").write_text(f"4: {state}\n" if state == "ACTIVE" else f"1: {state}\n")
+        (port / "phys_state").write_text(f"5: {physical}\n")
         (port / "rate").write_text("200 Gb/sec (4X HDR)\n")
-        (tree / link.device / "device" / "net" / link.interface).mkdir(parents=True)
+        (tree / device / "device" / "net" / interface).mkdir(parents=True)
         (port / "gids" / "7").write_text("0000:0000:0000:0000:0000:0000:0000:0000\n")
     for line in recorded("dgx/show-gids.txt").splitlines():
         device, number, index, value, _, version, interface = line.split()

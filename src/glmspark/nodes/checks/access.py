@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from glmspark.nodes.checks import Judge, Look, Verdict
 from glmspark.nodes.facts.clock import SYNCHRONIZED
+from glmspark.nodes.facts.host import PRODUCT, SYSTEM
 from glmspark.nodes.facts.login import SUDO, USER
 from glmspark.nodes.survey import Facts
 
@@ -18,7 +19,10 @@ SKEW_BLOCKED = 30.0
 def reachable(look: Look) -> Iterator[Verdict]:
     """Every node answers over SSH."""
     for name, facts in look.facts.items():
-        yield Judge("ssh", name).ok(f"answers; all facts took {facts.seconds:.1f} s")
+        system = facts.get(SYSTEM)
+        what = [facts.get(PRODUCT), None if system is None else system.name]
+        named = ", ".join(one for one in what if one)
+        yield Judge("ssh", name).ok(f"{named or 'answers'}; all facts took {facts.seconds:.1f} s")
     for name, error in look.lost.items():
         seen = f"{error.message}" + (f" ({error.seen})" if error.seen else "")
         yield Judge("ssh", name).blocked(seen, error.next or "connect to it by hand with ssh")
