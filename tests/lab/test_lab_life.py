@@ -142,7 +142,8 @@ def test_containers_go_with_their_node(other: VirtualSparks) -> None:
         (tree / path[1:]).parent.mkdir(parents=True, exist_ok=True)
         (tree / path[1:]).write_bytes(Path(path).read_bytes())
         (tree / path[1:]).chmod(0o755)
-    run(["tar", "--create", f"--file={other.home.nodes}/spark1/own/tmp/tree.tar", f"--directory={tree}", "."])
+    archive = other.path("spark1", "/tmp/tree.tar")
+    run(["tar", "--create", f"--file={archive}", f"--directory={tree}", "."])
     other.shell("spark1", "docker", "import", "/tmp/tree.tar", "one")
     other.shell("spark1", "docker", "run", "--detach", "--network", "host", "one", "/bin/sleep", "65432")
     spaces = namespaces(other.record)
@@ -150,6 +151,19 @@ def test_containers_go_with_their_node(other: VirtualSparks) -> None:
     other.lab("down")
     assert traces(other.home, spaces) == []
     assert "sleep 65432" not in run(["ps", "-eo", "args"])
+
+
+def test_a_killed_making_of_the_image_leaves_nothing(other: VirtualSparks) -> None:
+    other.lab("up", "1")
+    process = start(other, "image")
+    read_until(process, "retrieving")
+    time.sleep(0.5)
+    process.kill()
+    process.wait()
+    assert other.home.unfinished()
+    other.lab("down")
+    assert other.home.unfinished() == []
+    assert str(other.home.cache) not in run(["ps", "-eo", "args"])
 
 
 def test_two_labs_at_once_keep_apart(lab: VirtualSparks, other: VirtualSparks) -> None:

@@ -85,12 +85,14 @@ def test_the_machine_s_files_cannot_be_written(lab: VirtualSparks) -> None:
         assert not (Path(directory) / "written-on-spark1").exists()
 
 
-def test_a_node_sees_its_own_processes_only(lab: VirtualSparks) -> None:
+def test_a_node_sees_its_own_processes_and_its_own_start_only(lab: VirtualSparks) -> None:
     lab.shell("spark1", "sh", "-c", "sleep 54321 >/dev/null 2>&1 &")
     seen = {node: lab.shell(node, "ps", "-eo", "args") for node in NODES}
     assert "sleep 54321" in seen["spark1"]
     assert "sleep 54321" not in seen["spark2"]
     assert "pytest" not in seen["spark1"]
+    boots = {lab.shell(node, "cat", "/proc/sys/kernel/random/boot_id") for node in NODES}
+    assert len(boots) == len(NODES)
     lab.shell("spark1", "pkill", "-x", "-f", "sleep 54321")
 
 
@@ -109,7 +111,7 @@ def test_the_default_route_is_on_the_wifi_and_leads_nowhere(lab: VirtualSparks) 
     begin = time.monotonic()
     # 192.0.2.0/24 is set aside for documentation.
     attempt = "import socket; socket.create_connection(('192.0.2.99', 80), timeout=20)"
-    done = lab.lab("shell", "spark2", "--", "python3", "-c", attempt, ok=False)
+    done = lab.inside("spark2", "python3", "-c", attempt)
     assert "No route to host" in done.stderr
     assert time.monotonic() - begin < 10
 
@@ -201,9 +203,11 @@ def test_an_unknown_link_changes_nothing_and_names_the_nearest(lab: VirtualSpark
 
 
 def test_shell_hands_arguments_and_exit_code_through(lab: VirtualSparks) -> None:
-    odd = ["a b", "$HOME", "'", "--", "*", "\\"]
-    assert lab.shell("spark1", "printf", "%s|", *odd) == "".join(f"{word}|" for word in odd)
-    assert lab.code("spark1", "sh", "-c", "exit 7") == 7
+    odd = ["a b", "$HOME", "'", "--", "*", "\\", "--root", "-n"]
+    printed = lab.lab("shell", "spark1", "--", "printf", "%s|", *odd).stdout
+    assert printed == "".join(f"{word}|" for word in odd)
+    assert lab.lab("shell", "spark1", "--", "sh", "-c", "exit 7", ok=False).returncode == 7
+    assert lab.lab("shell", "spark1", "--root", "--", "id", "-u").stdout == "0\n"
     assert lab.shell("spark1", "sh", "-c", "echo $USER $HOME; pwd").split() == [
         "spark",
         "/home/spark",

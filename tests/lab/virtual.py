@@ -15,6 +15,8 @@ from typing import Any
 from glmspark.config.cluster import Cluster, load_cluster
 from glmspark.lab.cgroups import places
 from glmspark.lab.record import LabHome, LabRecord
+from glmspark.lab.run import PATH
+from glmspark.lab.shell import shell_argv
 from glmspark.nodes.ssh import Address
 
 GLMSPARK = [sys.executable, "-m", "glmspark"]
@@ -70,15 +72,25 @@ class VirtualSparks:
         """What `lab status --json` says."""
         return json.loads(self.lab("status", "--json", ok=False).stdout)
 
-    def shell(self, node: str, *argv: str, root: bool = False, ok: bool = True, timeout: float = 60) -> str:
-        """Run a command in a node through its namespaces; what it printed, without the last line's end."""
-        as_root = ["--root"] if root else []
-        return self.lab("shell", node, *as_root, "--", *argv, ok=ok, timeout=timeout).stdout.rstrip("\n")
+    def inside(
+        self, node: str, *argv: str, root: bool = False, timeout: float = 60
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command in a node through its namespaces, as `lab shell` does."""
+        command = shell_argv(self.home, node, argv, root=root)
+        environment = {"PATH": PATH, "TERM": "dumb"}
+        return subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=timeout, check=False
+        )
+
+    def shell(self, node: str, *argv: str, root: bool = False, timeout: float = 60) -> str:
+        """Run a command in a node; what it printed, without the last line's end. It must succeed."""
+        done = self.inside(node, *argv, root=root, timeout=timeout)
+        assert done.returncode == 0, f"{node}: {argv}: {done.returncode}\n{done.stdout}{done.stderr}"
+        return done.stdout.rstrip("\n")
 
     def code(self, node: str, *argv: str, root: bool = False) -> int:
         """Run a command in a node for its exit code."""
-        as_root = ["--root"] if root else []
-        return self.lab("shell", node, *as_root, "--", *argv, ok=False).returncode
+        return self.inside(node, *argv, root=root).returncode
 
     def ssh(self, node: str, *argv: str, ok: bool = True) -> subprocess.CompletedProcess[str]:
         """Run a command in a node with OpenSSH's client and the config that `lab up` wrote.
@@ -114,6 +126,10 @@ class VirtualSparks:
             known_hosts=Path(reach.known_hosts),
             keys=(Path(reach.identity_file),),
         )
+
+    def path(self, node: str, path: str) -> Path:
+        """Where a file of a node's /etc, /var, /home, /root or /tmp lies on the machine."""
+        return self.home.nodes / node / "own" / path.lstrip("/")
 
     def fabric(self, node: str) -> list[str]:
         """The fabric addresses of a node."""

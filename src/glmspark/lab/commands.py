@@ -31,11 +31,10 @@ def hold_node() -> Argv:
     return ["unshare", *spaces, "--propagation", "private", "--", "tini", "--", *HOLDER]
 
 
-def enter(pid: int, argv: Sequence[str], *, cwd: str | None = None) -> Argv:
-    """Run a command in the node whose process 1 is `pid`, in directory `cwd` as the node has it."""
-    where = [] if cwd is None else [f"--wdns={cwd}"]
+def enter(pid: int, argv: Sequence[str]) -> Argv:
+    """Run a command in the node whose process 1 is `pid`, in the node's root directory."""
     spaces = ["--mount", "--uts", "--ipc", "--net", "--pid"]
-    return ["nsenter", "--target", str(pid), *spaces, *where, "--", *argv]
+    return ["nsenter", "--target", str(pid), *spaces, "--", *argv]
 
 
 def enter_switch(pid: int, argv: Sequence[str]) -> Argv:
@@ -43,9 +42,10 @@ def enter_switch(pid: int, argv: Sequence[str]) -> Argv:
     return ["nsenter", "--target", str(pid), "--net", "--", *argv]
 
 
-def as_user(user: str, argv: Sequence[str]) -> Argv:
-    """Run a command as a user of the node, in the environment a login has."""
-    return ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups", "--reset-env", "--", *argv]
+def as_user(user: str, directory: str, argv: Sequence[str]) -> Argv:
+    """Run a command as a user of the node, in a directory and in the environment a login has."""
+    become = ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups", "--reset-env", "--"]
+    return [*become, "env", f"--chdir={directory}", "--", *argv]
 
 
 def has_netem() -> Argv:

@@ -123,13 +123,8 @@ def _await_gone(interface: str, seconds: float = 15.0) -> None:
 
 def _remove_files(home: LabHome, cleared: Cleared) -> None:
     """The record goes last, so that what is left after a kill still has one."""
-    for path in (
-        home.nodes,
-        home.ssh,
-        home.cluster_file,
-        *sorted(home.path.glob(".*.tmp")),
-        home.record_file,
-    ):
+    asides = [*sorted(home.path.glob(".*.tmp")), *home.unfinished()]
+    for path in (home.nodes, home.ssh, home.cluster_file, *asides, home.record_file):
         if path.exists() or path.is_symlink():
             try:
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()

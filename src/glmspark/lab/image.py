@@ -26,7 +26,7 @@ from glmspark.lab.cables import standing
 from glmspark.lab.cluster import IMAGE
 from glmspark.lab.commands import Argv
 from glmspark.lab.locking import locked
-from glmspark.lab.record import LabHome, LabRecord
+from glmspark.lab.record import UNFINISHED, LabHome, LabRecord
 from glmspark.lab.run import LabError, Runner
 from glmspark.lab.services import docker_socket
 
@@ -100,9 +100,23 @@ def parse_mirror(text: str, suite: str) -> str:
 
 
 def make_tree(recipe: Recipe, target: str) -> Argv:
-    """Make the image's tree, in namespaces of its own: neither mounts nor processes of it are left."""
+    """Make the image's tree, in namespaces of its own and only as long as who asked for it lives: neither
+    mounts nor processes of it are left."""
     return [
-        *("unshare", "--mount", "--pid", "--fork", "--kill-child", "--propagation", "private", "--"),
+        *(
+            "setpriv",
+            "--pdeathsig",
+            "KILL",
+            "--",
+            "unshare",
+            "--mount",
+            "--pid",
+            "--fork",
+            "--kill-child",
+            "--propagation",
+            "private",
+            "--",
+        ),
         *("debootstrap", "--variant=minbase", f"--include={','.join(recipe.packages)}"),
         *(recipe.suite, target, recipe.mirror),
     ]
@@ -211,7 +225,7 @@ def _image_id(runner: Runner, socket: str, name: str) -> str | None:
 def _make(runner: Runner, recipe: Recipe, socket: str, archive: Path, report: Callable[[str], None]) -> str:
     step = "make the base image"
     report(f"making the base image from {recipe.suite}'s packages")
-    with _workplace(archive.parent) as place:
+    with _workplace(runner.home) as place:
         tree, plain, saved = place / "tree", place / "tree.tar", place / "image.tar"
         runner.follow(make_tree(recipe, str(tree)), step=step, timeout=_MAKE, report=_phases(report))
         report("packing it")
@@ -246,12 +260,12 @@ def _phases(report: Callable[[str], None]) -> Callable[[str], None]:
 
 
 @contextmanager
-def _workplace(cache: Path) -> Iterator[Path]:
+def _workplace(home: LabHome) -> Iterator[Path]:
     """A directory in the cache that goes away with all in it, also those that a killed run has left."""
-    make_dir(cache)
-    for old in cache.glob("making-*"):
+    make_dir(home.cache)
+    for old in home.unfinished():
         shutil.rmtree(old)
-    place = cache / f"making-{secrets.token_hex(4)}"
+    place = home.cache / f"{UNFINISHED}{secrets.token_hex(4)}"
     place.mkdir(mode=0o700)
     try:
         yield place

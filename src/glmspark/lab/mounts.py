@@ -82,9 +82,9 @@ def make_read_only(root: str, mounts: Sequence[Mount]) -> list[Argv]:
 def own_mounts(root: str, own: str, exposed: Sequence[str], locked: Sequence[str]) -> list[Argv]:
     """What a node has of its own, mounted over the tree at `root`.
 
-    own: the node's directory on the machine, with a directory for each of OWN and `vm`. exposed: directories
-    of the machine that are shown read-only though they lie under what is hidden. locked: those of LOCKED that
-    this kernel has.
+    own: the node's directory on the machine, with a directory for each of OWN, `vm` and `boot_id`. exposed:
+    directories of the machine that are shown read-only though they lie under what is hidden. locked: those of
+    LOCKED that this kernel has.
     """
     work = f"{root}/{_WORK}"
     commands: list[Argv] = [
@@ -110,6 +110,8 @@ def own_mounts(root: str, own: str, exposed: Sequence[str], locked: Sequence[str
     ]
     for path in locked:
         commands += _read_only(f"{root}{path}", f"{root}{path}")
+    # The kernel is the same, but each node has started for itself.
+    commands.append(["mount", "--bind", f"{own}/boot_id", f"{root}/proc/sys/kernel/random/boot_id"])
     for path in exposed:
         commands.append(["mkdir", "-p", f"{root}{path}"])
         commands += _read_only(path, f"{root}{path}")

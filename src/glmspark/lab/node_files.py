@@ -6,6 +6,7 @@ import contextlib
 import os
 import secrets
 import shutil
+import uuid
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -81,6 +82,7 @@ def make(files: NodeFiles, runner: Runner, *, uid: int, addresses: dict[str, str
         (files.own / "tmp").mkdir()
         (files.own / "tmp").chmod(0o1777)
         _copy_settings(files.own / "vm")
+        (files.own / "boot_id").write_text(f"{uuid.uuid4()}\n")
     except OSError as error:
         raise StateError(
             f"cannot make {error.filename}: {error.strerror}", host=files.name, step=step, seen=str(error)

@@ -31,6 +31,9 @@ from glmspark.nodes.processes import Identity
 MARK = "GLMSPARK_LAB"
 """Environment variable of every process of a lab: the lab's directory."""
 
+UNFINISHED = "making-"
+"""How directories in which an image is made are called."""
+
 VERSION = 1
 
 
@@ -183,6 +186,10 @@ class LabHome:
     def cache(self) -> Path:
         """Base images."""
         return self.path / "cache"
+
+    def unfinished(self) -> list[Path]:
+        """What a killed making of an image has left in the cache."""
+        return sorted(self.cache.glob(f"{UNFINISHED}*"))
 
     @property
     def cgroup(self) -> str:

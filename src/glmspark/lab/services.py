@@ -42,10 +42,10 @@ def start_services(runner: Runner, wiring: Wiring, files: NodeFiles, init: int) 
     """Start sshd and Docker of a node and wait until both answer. LabError, with the daemon's last words."""
     node = files.name
     docker_log = files.log / "dockerd.log"
-    argv = commands.enter(init, commands.start_docker(node, files.home.cgroup), cwd="/")
+    argv = commands.enter(init, commands.start_docker(node, files.home.cgroup))
     # `setsid --fork` returns at once; the Engine itself keeps the log open.
     runner.start(argv, log=docker_log, step=f"start Docker on {node}").wait()
-    runner.run(commands.enter(init, commands.start_sshd(), cwd="/"), step=f"start sshd on {node}")
+    runner.run(commands.enter(init, commands.start_sshd()), step=f"start sshd on {node}")
     address = str(wiring.reached_at(node))
     _await(
         lambda: ssh_banner(address),

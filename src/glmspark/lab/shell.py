@@ -22,5 +22,5 @@ def shell_argv(home: LabHome, node: str, argv: Sequence[str], *, root: bool = Fa
     if found is None or found.init is None:
         raise UsageError(f"the lab has no node {node}", next=f"there are {', '.join(record.wiring.nodes)}")
     user = "root" if root else USER
-    home_there = "/root" if root else f"/home/{USER}"
-    return commands.enter(found.init.pid, commands.as_user(user, argv or ["bash", "--login"]), cwd=home_there)
+    directory = "/root" if root else f"/home/{USER}"
+    return commands.enter(found.init.pid, commands.as_user(user, directory, argv or ["bash", "--login"]))

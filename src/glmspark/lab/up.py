@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -112,7 +113,16 @@ def _make(home: LabHome, spec: LabSpec, report: Report) -> LabRecord:
     write_atomic(home.cluster_file, lab_cluster(home, wiring), mode=0o600)
     record.state = State.UP
     home.write(record)
+    _hand_over(home)
     return record
+
+
+def _hand_over(home: LabHome) -> None:
+    """Give what one needs to use the lab to who called sudo; making a lab takes root, using it does not."""
+    owner = os.environ.get("SUDO_UID", ""), os.environ.get("SUDO_GID", "")
+    if os.geteuid() == 0 and all(number.isdecimal() for number in owner):
+        for path in (home.path, home.ssh, *home.ssh.iterdir(), home.cluster_file, home.record_file):
+            os.chown(path, int(owner[0]), int(owner[1]), follow_symlinks=False)
 
 
 def _each(names: Iterable[str], work: Callable[[str], None]) -> None:

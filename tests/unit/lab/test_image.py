@@ -53,7 +53,7 @@ def test_commands():
         "/t",
         "http://mirror.example/debian/",
     ]
-    assert argv.index("unshare") < argv.index("debootstrap")
+    assert argv.index("--pdeathsig") < argv.index("unshare") < argv.index("debootstrap")
     assert image.pack_tree("/t", "/a.tar")[-3:] == ["--file=/a.tar", "--directory=/t", "."]
 
 
