@@ -27,6 +27,9 @@ that whatever serves GLM-5.2 can be tried with a model that gives right answers 
 model: it knows sums, copying, counting, reversing, some facts and code lines, finding a code in a text, short
 reasoning, JSON records and tool calls, and says that it does not know the rest.
 
+A tool's result is understood as a line of text, as in training: `cloudy, 19 C` becomes "It is cloudy in Paris,
+19 C."; a result as JSON is not.
+
 | | |
 |---|---|
 | architecture | `GlmMoeDsaForCausalLM`: {layers} layers (the first dense), {heads} heads, MLA latent {latent} + {rope}, {experts} experts, {chosen} chosen and 1 shared, sigmoid router with correction bias, 1 MTP layer (stored as layer {layers}) |
