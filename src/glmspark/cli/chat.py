@@ -43,11 +43,14 @@ def chat(
     from glmspark.launch.status import pick
 
     if question is None and not sys.stdin.isatty():
-        question = sys.stdin.read().strip()
+        question = sys.stdin.buffer.read().decode("utf-8", "surrogateescape").strip()
         if not question:
             raise UsageError("nothing to ask: standard input is empty", next='glmspark chat "your question"')
     if as_json and question is None:
         raise UsageError("--json needs a question", next='glmspark chat --json "your question"')
+    for text in (question, system):
+        if text is not None and not _is_unicode(text):
+            raise UsageError("the question is not UTF-8 text", next="convert it, for example with iconv")
     talk = Talk(pick(name, serving=True), system, thinking, temperature, max_tokens)
     if question is not None:
         answer = talk.ask(question, show=not as_json)
@@ -55,6 +58,15 @@ def chat(
             print_json(answer)
         return
     _converse(talk)
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether it holds no undecodable bytes, which Python carries along as lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 class Talk:
@@ -92,6 +104,7 @@ class Talk:
 
         Interrupted from the keyboard, what came so far is the answer.
         """
+        import httpx
         import openai
 
         from glmspark.errors import GlmsparkError
@@ -121,9 +134,12 @@ class Talk:
             raise GlmsparkError(
                 f"HTTP {error.status_code}", step=f"ask {self._url}", seen=error.message
             ) from error
-        except openai.OpenAIError as error:
+        except (openai.OpenAIError, httpx.HTTPError) as error:  # the latter: it broke off within an answer
+            if writer is not None and (text or reasoning):
+                writer.end()
+            what = "the answer broke off" if text or reasoning else "no answer"
             raise GlmsparkError(
-                f"no answer: {error}", step=f"ask {self._url}", next="`glmspark status` says whether it runs"
+                f"{what}: {error}", step=f"ask {self._url}", next="`glmspark status` says whether it runs"
             ) from error
         if writer is not None:
             writer.end()

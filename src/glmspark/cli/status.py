@@ -26,7 +26,7 @@ def status(
 
     Example: [bold]glmspark status --json[/bold]
 
-    Exit codes: 0 ready, 1 failed, 3 not running or not ready yet.
+    Exit codes: 0 ready, 1 failed or not answering, 3 not running or not ready yet.
     """
     from glmspark.errors import UsageError
     from glmspark.launch.record import home, homes
@@ -91,6 +91,12 @@ def _print(one: Status) -> None:
             f"{_count(load.finished)} finished; {_rate(load.tokens_per_second)} tokens/s; "
             f"KV cache {_share(load.kv_usage)} used"
         )
+    for rank in one.ranks:
+        if rank.stopped:
+            console.print(f"  [bold red]rank {rank.rank} is halted[/bold red]: {', '.join(rank.stopped)}")
+            console.print("  next: `kill -CONT` with that pid lets it go on; or `glmspark down`")
+    if one.uptime is not None and one.load is None:
+        console.print(f"  [bold red]{one.endpoint} does not answer[/bold red] about its requests")
     if one.reason is not None:
         _print_reason(one)
 

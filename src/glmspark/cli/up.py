@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from glmspark.launch.up import Outcome
 
 KEY_VARIABLE = "GLMSPARK_API_KEY"
+_LONGEST_KEY = 4096
 
 
 def up(  # noqa: PLR0913, PLR0917 - one parameter for each option
@@ -95,7 +96,11 @@ def _api_key(variable: str | None, file: Path | None) -> str | None:
         raise UsageError("--api-key-env and --api-key-file exclude each other", next="give one of them")
     if file is not None:
         try:
-            key, place = file.read_text(encoding="utf-8").strip(), str(file)
+            with file.open("rb") as stream:
+                raw = stream.read(_LONGEST_KEY + 1)
+            if len(raw) > _LONGEST_KEY:
+                raise UsageError(f"{file} is no API key: it is longer than {_LONGEST_KEY} bytes")
+            key, place = raw.decode("utf-8").strip(), str(file)
         except (OSError, ValueError) as error:
             raise UsageError(f"cannot read the API key from {file}", seen=str(error)) from error
     else:

@@ -13,9 +13,10 @@ from pydantic import ValidationError
 
 from glmspark.config.canaries import LongPromptCanary, RanksCanary
 from glmspark.config.explain import explain
+from glmspark.config.paths import expand
 from glmspark.config.recipe import Recipe
 from glmspark.config.yamltree import MAX_BYTES, Problem, YamlTree, read_yaml
-from glmspark.errors import GlmsparkError
+from glmspark.errors import GlmsparkError, UsageError
 
 __all__ = [
     "RecipeError",
@@ -87,7 +88,11 @@ def recipe_path(name_or_path: str | os.PathLike[str]) -> Path:
     text = os.fspath(name_or_path)
     is_file = not isinstance(name_or_path, str) or "/" in text or text.endswith(_SUFFIXES)
     if is_file:
-        return Path(text).expanduser()
+        try:
+            return expand(text)
+        except UsageError as error:
+            reason = error.message.removeprefix(f"{text}: ")
+            raise RecipeError(text, [Problem(None, reason, error.next)]) from None
     names = recipe_names()
     if text in names:
         return Path(str(files("glmspark.recipes") / f"{text}.yaml"))
@@ -181,7 +186,7 @@ def _beside(path: Path) -> str:
 def _yaml_files(directory: Path) -> Iterator[str]:
     try:
         for entry in directory.iterdir():
-            if entry.name.endswith(_SUFFIXES):
+            if entry.name.endswith(_SUFFIXES) and entry.exists():
                 yield entry.name
     except OSError:
         return

@@ -5,7 +5,20 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["state_dir"]
+from glmspark.errors import UsageError
+
+__all__ = ["expand", "state_dir"]
+
+
+def expand(path: str | os.PathLike[str]) -> Path:
+    """The path with a leading ~ or ~user replaced. UsageError for a user without a home directory."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        user = os.fspath(path).split("/")[0]
+        raise UsageError(
+            f"{os.fspath(path)}: there is no home directory for {user}", next="write the path out"
+        ) from None
 
 
 def state_dir() -> Path:
@@ -16,8 +29,8 @@ def state_dir() -> Path:
     """
     own = os.environ.get("GLMSPARK_STATE_DIR")
     if own:
-        return Path(own).expanduser().absolute()
+        return expand(own).absolute()
     xdg = os.environ.get("XDG_STATE_HOME")
     if xdg and Path(xdg).is_absolute():
         return Path(xdg) / "glmspark"
-    return Path.home() / ".local" / "state" / "glmspark"
+    return expand("~") / ".local" / "state" / "glmspark"

@@ -30,9 +30,14 @@ _NAME = r"^[a-z0-9][a-z0-9._-]{0,62}$"
 ENGINE_OWNED_ARGS: Mapping[str, str] = {
     "host": "`glmspark up --host`",
     "port": "`glmspark up --port`",
+    "api_key": "GLMSPARK_API_KEY or `glmspark up --api-key-file`",
+    "uds": "nothing: the API listens on `glmspark up --host` and `--port`",
+    "config": "nothing: write its arguments here",
     "model": "model.source",
     "served_model_name": "model.served_name",
     "trust_remote_code": "nothing: remote code is never run",
+    "tool_parser_plugin": "nothing: code from a recipe is never run",
+    "reasoning_parser_plugin": "nothing: code from a recipe is never run",
     "tensor_parallel_size": "layout.tp",
     "pipeline_parallel_size": "layout.pp",
     "kv_cache_memory_bytes": "engine.kv_cache_memory",
@@ -47,6 +52,7 @@ ENGINE_OWNED_ARGS: Mapping[str, str] = {
 """vLLM arguments that `engine.args` may not set, and what sets them instead."""
 
 ENGINE_OWNED_ENV: Mapping[str, str] = {
+    "VLLM_API_KEY": "GLMSPARK_API_KEY or `glmspark up --api-key-file`",
     "VLLM_HOST_IP": "the plan",
     "GLOO_SOCKET_IFNAME": "the plan",
     "NCCL_SOCKET_IFNAME": "the plan",

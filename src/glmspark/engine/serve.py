@@ -98,7 +98,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
     plugin.register()
     gc.enable()
     gc.freeze()
-    parser = make_arg_parser(FlexibleArgumentParser(prog="python -m glmspark.engine.serve"))
+    # Whoever says which flags may be set says it of whole names.
+    empty = FlexibleArgumentParser(prog="python -m glmspark.engine.serve", allow_abbrev=False)
+    parser = make_arg_parser(empty)
     args = parser.parse_args(argv)
     configure_logging_from_args(args)
     validate_parsed_serve_args(args)

@@ -104,6 +104,26 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def check_listen(host: str, port: int) -> None:
+    """Raises UsageError where vLLM could not listen there: another machine's address, a port of root's.
+
+    It is tried, as vLLM does it, and let go of at once.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except (OSError, UnicodeError) as error:  # the latter: what can be no host name
+            reason = error.strerror if isinstance(error, OSError) else "it is no host name"
+            raise UsageError(
+                f"cannot listen on {host}:{port}: {reason}",
+                host="this machine",
+                step="check the port",
+                next="give --host an address of this machine, or choose another --port",
+            ) from error
+
+
 def free_port(address: str) -> int:
     """A TCP port that is free now on an address of this machine. UsageError where it has no such address."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET

@@ -14,7 +14,7 @@ from glmspark.launch.record import Deployment, Home
 from glmspark.launch.sweep import Swept
 from glmspark.nodes import processes
 
-_PATIENCE = 8.0  # seconds: the supervisor takes 5 at most
+_PATIENCE = 15.0  # seconds: the supervisor takes 5 at most, and longer where the machine is very busy
 _POLL = 0.05
 
 

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from glmspark.config import Recipe, load_recipe
+from glmspark.config.paths import expand
 from glmspark.config.recipe import ModelSource
 from glmspark.errors import GlmsparkError, UsageError
 from glmspark.launch.command import Reach, Site, client_url, free_port, is_loopback, rank_argv, rank_env
 from glmspark.launch.record import Deployment, Endpoint, Home, Limits, RankRecord, home, new_id, scratch_of
-from glmspark.models.checkpoint import inspect_checkpoint
+from glmspark.models.checkpoint import check_tokenizer, inspect_checkpoint
 from glmspark.models.source import locate
 from glmspark.nodes import processes
 from glmspark.nodes.facts.cpu import CORES
@@ -25,6 +26,10 @@ from glmspark.plan import MachineFacts, Plan, plan_local
 KEY_ADVICE = (
     "set GLMSPARK_API_KEY, or give --api-key-env NAME or --api-key-file FILE; --insecure serves without one"
 )
+
+
+_OTHER_TOKENIZER = {"tokenizer", "tokenizer_mode", "skip_tokenizer_init"}
+"""vLLM arguments by which a recipe brings a tokenizer of its own."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,8 @@ class Wanted:
             )
         if endpoint.needs_key != (self.request.key is not None):
             found.append("with an API key" if endpoint.needs_key else "without an API key")
+        elif self.request.key is not None and self.request.key != self.home.read_key():
+            found.append("with another API key")
         return found
 
     def recipe_data(self) -> dict[str, Any]:
@@ -83,7 +90,7 @@ def read_request(request: Request) -> Wanted:
     """
     recipe = load_recipe(request.recipe)
     if request.model is not None:
-        source = ModelSource("path", str(request.model.expanduser().absolute()))
+        source = ModelSource("path", str(expand(request.model).absolute()))
         recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"source": source})})
     if not is_loopback(request.host) and request.key is None and not request.insecure:
         raise UsageError(
@@ -112,6 +119,8 @@ def make_plan(wanted: Wanted, transport: Transport) -> Plan:
     """The plan. Raises CheckpointError and PlanError; GlmsparkError where the engine is not installed."""
     request = wanted.request
     checkpoint = inspect_checkpoint(locate(wanted.recipe.model.source))
+    if not wanted.recipe.engine.args.keys() & _OTHER_TOKENIZER:
+        check_tokenizer(checkpoint.directory)
     plan = plan_local(
         wanted.recipe,
         checkpoint,

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 
 from glmspark.errors import GlmsparkError
 from glmspark.launch.record import Deployment, Home, Reason, State, scratch_of
+from glmspark.launch.say import say
 from glmspark.launch.sweep import Swept, sweep
 
 _DONE = b"."
@@ -60,7 +60,7 @@ def fork_reaper(home: Home, keep: set[int]) -> Reaper:
         _close_others({read, 1, 2, *keep})
         code = _wait(home, read)
     except BaseException as error:  # noqa: BLE001 - a forked child must never run on into its parent's code
-        print(f"reaper: {error!r}", file=sys.stderr, flush=True)
+        say(f"reaper: {error!r}")
     finally:
         os._exit(code)
 
@@ -79,7 +79,7 @@ def _wait(home: Home, read: int) -> int:
     if os.read(read, 1) == _DONE:
         return 0
     swept = clean(home, what="the supervisor ended unexpectedly", next_step="`glmspark up` starts it again")
-    print(f"reaper: the supervisor is gone; removed {swept}", file=sys.stderr, flush=True)
+    say(f"reaper: the supervisor is gone; removed {swept}")
     return 0
 
 
@@ -88,6 +88,7 @@ def clean(home: Home, *, what: str, next_step: str, at: float | None = None) -> 
 
     A record that cannot be read is set aside; what carries its mark is removed all the same.
     """
+    home.forget_key()
     deployment: Deployment | None
     try:
         deployment = home.read()

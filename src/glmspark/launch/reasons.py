@@ -75,12 +75,22 @@ def ended(
     )
 
 
-def unproven(verdicts: Sequence[Verdict], code: int | None, *, prover_log: str, head_log: str) -> Reason:
-    """Canaries that failed; or, with none, proving that did not end (code None) or ended badly."""
+def unproven(
+    verdicts: Sequence[Verdict],
+    code: int | None,
+    *,
+    prover_log: str,
+    head_log: str,
+    trouble: str | None = None,
+) -> Reason:
+    """Canaries that failed; or, with none, proving that did not end (code None) or ended badly.
+
+    trouble: what kept the state directory from being written meanwhile, which stops the prover too.
+    """
     wrong = [verdict for verdict in verdicts if not verdict.passed]
     if not wrong:
         how = "did not end in time" if code is None else f"ended with exit code {code}"
-        return failed(f"proving the endpoint {how}", next_step=f"see {prover_log}")
+        return failed(f"proving the endpoint {how}", seen=trouble, next_step=f"see {prover_log}")
     first = wrong[0]
     causes = "; ".join(first.causes)
     return failed(

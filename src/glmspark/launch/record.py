@@ -5,7 +5,7 @@
         lock              held by `glmspark up` and then by the supervisor, for as long as anything may run
         logs/rank-N.log   what the ranks print, logs/supervisor.log what the supervisor does
         verdicts.json     the canaries' verdicts while they are being taken
-        api-key           mode 0600, only when the endpoint asks for a key
+        api-key           mode 0600, only while an endpoint runs that asks for a key
 
 The record holds no secret. It carries a version; a newer one is refused, not guessed at.
 """
@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import secrets
 import shutil
 import time
@@ -31,6 +32,9 @@ from glmspark.errors import StateError, UsageError
 from glmspark.nodes.processes import Identity, boot_id
 
 VERSION = 1
+
+_LONGEST_NAME = 63
+_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{_LONGEST_NAME - 1}}}", re.ASCII)
 
 _LONGEST_BASE, _SHORT_BASE = 32, "/tmp"  # noqa: S108 - the directory in it has mode 0700
 
@@ -247,6 +251,11 @@ class Home:
         except (OSError, ValueError) as error:
             raise StateError(f"cannot read {self.key_file}", seen=str(error)) from error
 
+    def forget_key(self) -> None:
+        """Remove the API key: nothing answers to it any more. Where that is not possible it stays."""
+        with contextlib.suppress(OSError):
+            self.key_file.unlink(missing_ok=True)
+
     def prepare(self) -> None:
         """Make the directories, and room for a new start: the last one's logs move to logs.previous.
 
@@ -290,8 +299,13 @@ def deployments_dir() -> Path:
 
 def home(name: str) -> Home:
     """The directory of a deployment, whether it exists or not. UsageError for what is no name."""
-    if not name or name.startswith(".") or "/" in name or "\0" in name:
-        raise UsageError(f"{name!r} is not a deployment name", next="`glmspark status` shows the names")
+    if not _NAME.fullmatch(name):
+        shown = name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}..."
+        raise UsageError(
+            f"{shown!r} is not a deployment name",
+            next=f"a name has at most {_LONGEST_NAME} letters, digits, '.', '_' and '-', "
+            "and begins with a letter or digit",
+        )
     return Home(deployments_dir() / name)
 
 

@@ -15,13 +15,17 @@ from glmspark.launch.record import Deployment, Home, State, Verdict, home, homes
 from glmspark.launch.watch import VITAL_TITLE
 from glmspark.nodes import processes
 
+_HALTED = "Tt"
+"""States in /proc/PID/stat of a process that does not run on until someone lets it."""
+
 LOST = "lost"
 """State of a deployment whose record says that it runs while nobody answers for it."""
 
 
 @dataclass(frozen=True)
 class RankStatus:
-    """One rank. processes: titles of its engine core and workers. memory: bytes of them all (PSS)."""
+    """One rank. processes: titles of its engine core and workers. memory: bytes of them all (PSS). stopped:
+    those that hang in a stop signal (SIGSTOP, a debugger), by title or command."""
 
     rank: int
     node: str
@@ -31,6 +35,7 @@ class RankStatus:
     processes: list[str]
     memory: int
     log: str
+    stopped: list[str]
 
 
 @dataclass(frozen=True)
@@ -61,10 +66,15 @@ class Status:
     directory: str
 
     @property
+    def answers(self) -> bool:
+        """Whether one that serves says how it does, with none of its processes stopped."""
+        return self.load is not None and not any(rank.stopped for rank in self.ranks)
+
+    @property
     def exit_code(self) -> int:
-        """0 ready, 1 failed, lost or unproven, 3 not ready: starting, stopping or stopped."""
+        """0 ready, 1 failed, lost, unproven or not answering, 3 starting, stopping or stopped."""
         if self.state == State.READY:
-            return 0
+            return 0 if self.answers else 1
         return 1 if self.state in (State.FAILED, State.UNPROVEN, LOST) else 3
 
     def to_json(self) -> dict[str, Any]:
@@ -107,8 +117,9 @@ def _ranks(deployment: Deployment) -> list[RankStatus]:
     found = []
     for rank in deployment.ranks:
         alive = rank.process is not None and processes.is_alive(rank.process.identity)
-        family = [rank.process.pid] if rank.process is not None and alive else []
-        family += [stat.pid for stat in processes.descendants(family, stats) if not stat.ended]
+        main = [rank.process.pid] if rank.process is not None and alive else []
+        family = main + [stat.pid for stat in processes.descendants(main, stats) if not stat.ended]
+        halted = [stat.pid for stat in stats if stat.pid in family and stat.state in _HALTED]
         titles = [processes.title(pid) for pid in family]
         found.append(
             RankStatus(
@@ -120,9 +131,16 @@ def _ranks(deployment: Deployment) -> list[RankStatus]:
                 processes=[title for title in titles if title.startswith(VITAL_TITLE)],
                 memory=sum(processes.memory(pid) for pid in family),
                 log=rank.log,
+                stopped=[_called(pid) for pid in halted],
             )
         )
     return found
+
+
+def _called(pid: int) -> str:
+    title = processes.title(pid)
+    name = title.removeprefix(VITAL_TITLE) if title.startswith(VITAL_TITLE) else "main process"
+    return f"{name} (pid {pid})"
 
 
 def _load(deployment: Deployment, seconds: float) -> Load | None:

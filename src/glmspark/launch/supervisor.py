@@ -26,6 +26,7 @@ from glmspark.launch.faults import FirstError
 from glmspark.launch.phases import FOLLOWING, Phase, Progress
 from glmspark.launch.reaper import Reaper, fork_reaper
 from glmspark.launch.record import Deployment, Home, Process, RankRecord, Reason, State
+from glmspark.launch.say import say
 from glmspark.launch.tail import Tail, truncate_large
 from glmspark.launch.watch import Ended, Watch, oom_kills
 from glmspark.nodes import processes
@@ -65,6 +66,7 @@ class Supervisor:
         self._kills = oom_kills()
         self._asked = False
         self._dirty = True
+        self._unwritten: str | None = None  # why the last write of the record failed
         self._looked = 0.0
         self._selector = selectors.DefaultSelector()
         self._watch = Watch(self._selector)
@@ -88,7 +90,7 @@ class Supervisor:
         except GlmsparkError as error:
             reason = reasons.of_error(error)
         except Exception as error:  # noqa: BLE001 - whatever it is, the ranks must not outlive it
-            traceback.print_exc()
+            say(traceback.format_exc())
             reason = reasons.failed(
                 f"the supervisor failed: {error!r}", next_step=f"see {self.home.supervisor_log}"
             )
@@ -281,6 +283,7 @@ class Supervisor:
         reason = reasons.unproven(
             verdicts,
             code,
+            trouble=self._unwritten,
             prover_log=str(self.home.supervisor_log),
             head_log=str(self.home.rank_log(0)),
         )
@@ -312,7 +315,7 @@ class Supervisor:
     def _finish(self, reason: Reason | None) -> None:
         """Stop everything, remove what it made, and close the record."""
         if reason is not None:
-            print(f"failed: {reason.what}", flush=True)
+            say(f"failed: {reason.what}")
         self.deployment.reason = reason
         self.deployment.turn(State.STOPPING)
         self._save()
@@ -332,8 +335,9 @@ class Supervisor:
         self._drain(GRACE, relatives)
         swept = sweep.sweep(self.home.path, Path(self.deployment.scratch), memory, relatives)
         self._drain(0.5, relatives)
-        print(f"stopped; killed {swept.processes}, removed {swept.files}, left {swept.stubborn}", flush=True)
+        say(f"stopped; killed {swept.processes}, removed {swept.files}, left {swept.stubborn}")
         self._watch.close()
+        self.home.forget_key()
         self.deployment.close(State.FAILED if reason is not None else State.STOPPED)
         for _ in range(
             20
@@ -362,9 +366,11 @@ class Supervisor:
         try:
             self.home.write(self.deployment)
         except GlmsparkError as error:
-            print(f"cannot write the record: {error.message}", flush=True)
+            if error.message != self._unwritten:
+                say(f"cannot write the record: {error.message}")
+            self._unwritten = error.message
             return False
-        self._dirty = False
+        self._dirty, self._unwritten = False, None
         return True
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from glmspark.errors import GlmsparkError, UsageError
 from glmspark.launch import lock as locks
-from glmspark.launch.command import inherited_env
+from glmspark.launch.command import check_listen, inherited_env
 from glmspark.launch.lock import Lock
 from glmspark.launch.prepare import Wanted, make_plan, make_record
 from glmspark.launch.reaper import clean
@@ -180,6 +180,7 @@ def _check_port(wanted: Wanted, transport: Transport) -> None:
                 step="check the port",
                 next="stop that, or choose another --port",
             )
+    check_listen(host, port)
 
 
 def _owner(taken: list[Listener], transport: Transport) -> str:
@@ -290,6 +291,10 @@ def _await_end(home: Home, supervisor: subprocess.Popen[bytes]) -> None:
 def _lost(home: Home) -> GlmsparkError:
     """The error for a supervisor that ended without closing its record."""
     deployment = _record(home)
+    if not deployment.state.over and (lock := locks.take(home.lock_file)) is not None:
+        with lock:  # its reaper has gone too, or could not write: if the disk is full, this says so
+            clean(home, what="the supervisor ended unexpectedly", next_step="`glmspark up` tries again")
+        deployment = _record(home)
     if deployment.state.over:
         return StartError(deployment)
     try:

@@ -12,16 +12,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from glmspark.config.paths import expand
 from glmspark.models.architecture import Architecture, TensorSpec
 from glmspark.models.errors import CheckpointError
 from glmspark.models.families import read_architecture
 from glmspark.models.safetensors import TensorInfo, read_header
 
-__all__ = ["Checkpoint", "Stored", "inspect_checkpoint"]
+__all__ = ["Checkpoint", "Stored", "check_tokenizer", "inspect_checkpoint"]
 
 INDEX = "model.safetensors.index.json"
 _MAX_CONFIG = 16 * 2**20
 _MAX_INDEX = 128 * 2**20
+_MAX_TOKENIZER = 256 * 2**20
 _EXPERT = re.compile(r"^(.+\.mlp\.experts)\.(\d{1,6})\.(.+)$", re.ASCII)
 _PACKED = re.compile(r"\.mlp\.experts\.(gate_up_proj|down_proj)(_|(?=$|\.))")
 _PACKED_AS = {"gate_up_proj": "gate_proj", "down_proj": "down_proj"}
@@ -82,7 +84,7 @@ def inspect_checkpoint(directory: str | os.PathLike[str]) -> Checkpoint:
     that is not served, an index that names a missing file or one outside the directory, a shard that is
     empty, truncated or malformed, a dangling link, and weights that are missing.
     """
-    root = Path(directory).expanduser()
+    root = expand(directory)
     if not _is_dir(root):
         state = "is not a directory" if os.path.lexists(root) else "does not exist"
         raise CheckpointError(
@@ -99,6 +101,22 @@ def inspect_checkpoint(directory: str | os.PathLike[str]) -> Checkpoint:
     )
     has_mtp, has_indexer = _check_complete(root, architecture, tensors)
     return Checkpoint(root, architecture, shards, tensors, has_mtp, has_indexer)
+
+
+def check_tokenizer(directory: str | os.PathLike[str]) -> None:
+    """Raises CheckpointError unless tokenizer.json, GLM's one tokenizer file, is there and whole.
+
+    A model without it is noticed by vLLM only once it has been imported, in words of transformers.
+    """
+    path = expand(directory) / "tokenizer.json"
+    found = _read_json(path, _MAX_TOKENIZER)
+    if not isinstance(found.get("model"), dict) or not isinstance(found.get("added_tokens"), list):
+        raise CheckpointError(
+            f"{path} is no tokenizer",
+            step="read tokenizer.json",
+            seen=f"model and added_tokens are needed, its keys are {', '.join(list(found)[:8])[:200]}",
+            next="fetch tokenizer.json again",
+        )
 
 
 def _placed(root: Path) -> tuple[dict[str, tuple[str, TensorInfo]], tuple[str, ...]]:

@@ -6,7 +6,7 @@ import os
 from importlib.resources import files
 from pathlib import Path
 
-from glmspark.config.paths import state_dir
+from glmspark.config.paths import expand, state_dir
 from glmspark.config.recipe import ModelSource
 from glmspark.models.errors import CheckpointError
 
@@ -22,7 +22,7 @@ def locate(source: ModelSource) -> Path:
     the places looked at.
     """
     if source.kind == "path":
-        return Path(source.name).expanduser()
+        return expand(source.name)
     return _package(source.name) if source.kind == "package" else _hub(source)
 
 
@@ -64,11 +64,11 @@ def _hub(source: ModelSource) -> Path:
 
 def _hub_cache() -> Path:
     if cache := os.environ.get("HF_HUB_CACHE"):
-        return Path(cache).expanduser()
+        return expand(cache)
     if home := os.environ.get("HF_HOME"):
-        return Path(home).expanduser() / "hub"
+        return expand(home) / "hub"
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "huggingface" / "hub"
+    return expand(base) / "huggingface" / "hub"
 
 
 def _resolve(ref: Path) -> str | None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import http.server
+import io
 import os
 import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ from glmspark.cli.chat import Writer
 from glmspark.cli.console import complete_deployment, duration
 from glmspark.cli.up import curl_line
 from glmspark.config import load_recipe
+from glmspark.launch import lock as locks
 from glmspark.launch import prepare
 from glmspark.launch.record import State, home
 from tests.unit.cli.commands import Glmspark
@@ -123,6 +127,62 @@ def test_keep_leaves_an_unproven_deployment_running(glmspark: Glmspark) -> None:
     assert "kept  unproven" in status.out
     assert "why:  1 of 2 canaries failed" in status.out
     assert glmspark("down").out.startswith("kept: stopped in ")
+
+
+def test_a_question_that_is_not_text(glmspark: Glmspark, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = glmspark("chat", "caf\udce9")
+    assert (done.code, "not UTF-8 text" in done.err) == (2, True)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9"), encoding="utf-8"))
+    done = glmspark("chat")
+    assert (done.code, "not UTF-8 text" in done.err) == (2, True)
+
+
+def test_an_answer_that_breaks_off_says_so(
+    glmspark: Glmspark, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that is killed within an answer: the connection ends before the body does."""
+    piece = 'data: {"id": "1", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": '
+    piece += '[{"index": 0, "delta": {"content": "1 2 3"}}]}\n\n'
+
+    class Dies(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/event-stream")
+            self.send_header("Content-Length", "100000")
+            self.end_headers()
+            self.wfile.write(piece.encode())
+
+        def log_message(self, *_: object) -> None:
+            return
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Dies) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        start = make_start("dies", "serves")
+        start.endpoint.url = f"http://127.0.0.1:{server.server_port}/v1"
+        start.turn(State.READY)
+        lock = locks.take(home("dies").lock_file)
+        assert lock is not None
+        with lock:
+            home("dies").write(start)
+            done = glmspark("chat", "Count.")
+        server.shutdown()
+    assert done.code == 1
+    assert done.out == "1 2 3\n"
+    assert done.err.startswith("error: the answer broke off: ")
+    home("dies").record_file.unlink()
+
+
+def test_one_that_does_not_answer_says_so(glmspark: Glmspark) -> None:
+    launch(make_start("deaf", "serves"))
+    record = home("deaf").read()
+    assert record is not None
+    assert record.ranks[0].process is not None
+    os.kill(record.ranks[0].process.pid, signal.SIGSTOP)
+    status = glmspark("status")
+    assert status.code == 1
+    assert "rank 0 is halted: main process" in status.out
+    assert "does not answer" in status.out
+    assert glmspark("down").code == 0
 
 
 @pytest.mark.parametrize(

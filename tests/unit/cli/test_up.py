@@ -119,6 +119,50 @@ def test_an_api_key_that_is_not_usable(
     assert_refused(done, state, "exclude each other", code=2)
 
 
+def test_an_api_key_file_without_end(glmspark: Glmspark, state: Path) -> None:
+    done = glmspark("up", "--api-key-file", "/dev/zero")
+    assert_refused(done, state, "/dev/zero is no API key: it is longer than 4096 bytes", code=2)
+
+
+def test_a_home_directory_that_nobody_has(
+    glmspark: Glmspark, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nobody = "there is no home directory for ~no-such-user"
+    assert_refused(glmspark("up", "--model", "~no-such-user/m"), state, nobody, code=2)
+    assert_refused(glmspark("up", "~no-such-user/r.yaml"), state, f"~no-such-user/r.yaml: {nobody[:8]}")
+    monkeypatch.setenv("GLMSPARK_STATE_DIR", "~no-such-user/s")
+    done = glmspark("status")
+    assert (done.code, nobody in done.err) == (2, True)
+    monkeypatch.setenv("GLMSPARK_STATE_DIR", str(state))
+
+
+@pytest.mark.parametrize("host", ["203.0.113.7", "no-such-host.invalid", "x" * 300, "2001:db8::7"])
+def test_an_address_that_is_not_this_machine_s(
+    glmspark: Glmspark, state: Path, tmp_path: Path, host: str
+) -> None:
+    done = glmspark("up", toy_recipe(tmp_path), "--host", host, "--insecure")
+    assert_refused(done, state, f"cannot listen on {host}:8000: ", "this machine", code=2)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "does not exist"),
+        ('{"added_tok', "is not JSON"),
+        ('{"x": 1}', "is no tokenizer"),
+        ("[]", "is not a JSON object"),
+    ],
+)
+def test_a_model_without_its_tokenizer(
+    glmspark: Glmspark, state: Path, tmp_path: Path, text: str | None, said: str
+) -> None:
+    recipe, file = toy_recipe(tmp_path), tmp_path / "model" / "tokenizer.json"
+    file.unlink()
+    if text is not None:
+        file.write_text(text)
+    assert_refused(glmspark("up", recipe), state, f"{file} {said}", "fetch tokenizer.json again")
+
+
 def test_a_missing_engine_says_how_to_get_it(
     glmspark: Glmspark, state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -241,6 +285,31 @@ def test_one_that_runs_already_is_fine_and_one_that_differs_is_explained(
     assert "127.0.0.1:18999 instead of 127.0.0.1:18998" in other.err
     assert neighbour.code == 2
     assert "port 18999 is taken by the deployment toy" in neighbour.err
+    where.record_file.unlink()
+
+
+def test_one_that_runs_with_another_key_is_another(
+    glmspark: Glmspark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = toy_recipe(tmp_path)
+    wanted = prepare.read_request(prepare.Request(recipe=str(recipe), port=18999))
+    where, start = home("toy"), make_start("toy", "serves")
+    start.recipe, start.plan = wanted.recipe_data(), {"tp": wanted.tp, "pp": wanted.pp}
+    start.endpoint.port, start.endpoint.needs_key = 18999, True
+    start.turn(State.READY)
+    lock = locks.take(where.lock_file)
+    assert lock is not None
+    with lock:
+        where.write(start)
+        where.write_key("sk-one")
+        monkeypatch.setenv("GLMSPARK_API_KEY", "sk-one")
+        same = glmspark("up", recipe, "--port", "18999")
+        monkeypatch.setenv("GLMSPARK_API_KEY", "sk-two")
+        other = glmspark("up", recipe, "--port", "18999")
+    assert same.code == 0
+    assert other.code == 2
+    assert "not as asked: with another API key" in other.err
+    assert "sk-" not in other.err
     where.record_file.unlink()
 
 

@@ -36,6 +36,13 @@ def test_a_name_that_is_a_file_here_says_how_to_write_it(tmp_path, monkeypatch):
     assert "./mine.yaml" in failure("mine").hint
 
 
+def test_a_dangling_link_does_not_suggest_itself(tmp_path):
+    (tmp_path / "mine.yaml").symlink_to(tmp_path / "gone")
+    error = failure(tmp_path / "mine.yaml")
+    assert "no such file" in error.message
+    assert "did you mean" not in error.hint
+
+
 def test_missing_file_names_the_one_beside_it(tmp_path):
     (tmp_path / "cluster-a.yaml").write_text("x")
     assert "cluster-a.yaml" in failure(tmp_path / "cluster_a.yaml").hint

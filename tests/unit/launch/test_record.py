@@ -43,12 +43,33 @@ def test_a_record_is_read_back_as_it_was_written() -> None:
     assert oct(where.record_file.stat().st_mode & 0o777) == "0o600"
 
 
+def test_the_longest_name_is_one() -> None:
+    assert home("N" + "n" * 62).name == "N" + "n" * 62
+
+
 def test_no_record_is_none_and_no_directory_is_no_deployment() -> None:
     assert home("nobody").read() is None
     assert list(homes()) == []
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "a/b", ".hidden", "nul\0"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        ".",
+        "..",
+        "a/b",
+        ".hidden",
+        "nul\0",
+        "n" * 64,
+        "n" * 300,
+        "a\nb",
+        "a\x1b[31m",
+        "-x",
+        "\u00e4",
+        "a ",
+    ],
+)
 def test_what_is_no_name(name: str) -> None:
     with pytest.raises(UsageError, match="not a deployment name"):
         home(name)

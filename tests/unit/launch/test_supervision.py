@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -16,7 +17,9 @@ from glmspark.launch import lock as locks
 from glmspark.launch import up
 from glmspark.launch.down import Ending, stop
 from glmspark.launch.record import Limits, State, home
+from glmspark.launch.say import say
 from glmspark.launch.status import LOST, look, unfinished
+from glmspark.nodes import processes
 from tests.unit.launch.starts import (
     assert_nothing_left,
     identity,
@@ -282,6 +285,69 @@ def test_a_full_disk_for_the_record_is_tried_again(state: Path) -> None:
     assert ended.reason is not None
     assert ended.reason.rank == 1
     assert_nothing_left(start)
+
+
+def test_a_log_that_takes_no_line_ends_nothing(state: Path) -> None:
+    """A limit on the supervisor's files stands in for a full disk: neither record nor log can be written."""
+    start = make_start("mute", "serves", "serves")
+    ready = launch(start)
+    assert ready.supervisor is not None
+    unlimited = resource.prlimit(ready.supervisor.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+    os.kill(workers(home("mute"), 1), signal.SIGKILL)
+    end = time.monotonic() + 10
+    while Path(start.scratch).exists():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    resource.prlimit(ready.supervisor.pid, resource.RLIMIT_FSIZE, unlimited)
+    ended = wait_state(home("mute"), State.FAILED, seconds=10)
+    assert ended.reason is not None
+    assert ended.reason.rank == 1, ended.reason.what
+    assert_nothing_left(start)
+
+
+def test_a_line_that_cannot_be_written_is_lost_and_no_more(capfd: pytest.CaptureFixture[str]) -> None:
+    say("heard")
+    assert capfd.readouterr().err == "heard\n"
+    before = os.dup(2)
+    with Path("/dev/full").open("wb") as full:
+        os.dup2(full.fileno(), 2)
+    try:
+        say("lost")
+    finally:
+        os.dup2(before, 2)
+        os.close(before)
+
+
+def test_the_key_goes_with_what_asked_for_it() -> None:
+    ready = launch(make_start("keyed", "serves"), key="sk-1")
+    where = home("keyed")
+    assert where.read_key() == "sk-1"
+    stop(where)
+    assert where.read_key() is None
+
+    launch(make_start("keyed", "serves"), key="sk-2")
+    record = where.read()
+    assert record is not None
+    assert record.supervisor is not None
+    os.kill(record.supervisor.pid, signal.SIGKILL)
+    wait_state(where, State.FAILED)
+    assert where.read_key() is None
+    assert ready.id != record.id
+
+
+def test_a_halted_rank_is_not_ready() -> None:
+    launch(make_start("halted", "serves", "serves"))
+    where = home("halted")
+    worker = identity(workers(where, 1))
+    processes.send(worker, signal.SIGSTOP)
+    status = look(where, sample=0.01)
+    assert status is not None
+    assert (status.state, status.exit_code) == ("ready", 1)
+    assert [rank.stopped for rank in status.ranks] == [[], [f"Worker_TP1 (pid {worker.pid})"]]
+    processes.send(worker, signal.SIGCONT)
+    status = look(where, sample=0.01)
+    assert status is not None
+    assert (status.exit_code, status.answers) == (0, True)
 
 
 def _children(pid: int) -> set[int]:

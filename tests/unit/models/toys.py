@@ -102,6 +102,7 @@ def write_checkpoint(
     """A whole checkpoint directory; with several shards it has an index."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config))
+    (directory / "tokenizer.json").write_text('{"added_tokens": [], "model": {"type": "BPE"}}')
     contents = tensors(config) if contents is None else contents
     if shards == 1:
         write_shard(directory / "model.safetensors", contents)
