@@ -61,10 +61,12 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def calibration_text(source: Path, count: int = CONVERSATIONS) -> Iterator[tuple[list[int], list[bool]]]:
-    """Conversations as the checkpoint's token ids, and which places predict a token of an answer."""
+def conversations(
+    source: Path, count: int = CONVERSATIONS, seed: int = SEED
+) -> Iterator[tuple[list[int], list[bool]]]:
+    """Generated ones as the checkpoint's token ids, and which places predict a token of an answer."""
     tokenizer = Tokenizer.from_file(str(source / "tokenizer.json"))
-    rng = random.Random(SEED)
+    rng = random.Random(seed)
     for _ in range(count):
         rendered = render(conversation(rng))
         ids: list[int] = []
@@ -132,7 +134,7 @@ def _observe(source: Path, _fingerprint: str) -> Observation:
         if isinstance(module, nn.Linear):
             watch(name, module)
     with one_thread():
-        for ids, places in calibration_text(source):
+        for ids, places in conversations(source):
             answer[:] = places
             observation.answers += sum(places)
             model(input_ids=torch.tensor([ids]), use_cache=False)
