@@ -73,3 +73,10 @@ def main() -> None:
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"error: {where}{error.strerror or error}", file=sys.stderr)
+        with contextlib.suppress(OSError):  # if it is our output that cannot be written, not at the end again
+            sys.stdout.flush()
+            sys.exit(1)
+        os._exit(1)

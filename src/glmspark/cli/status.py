@@ -28,23 +28,39 @@ def status(
 
     Exit codes: 0 ready, 1 failed or not answering, 3 not running or not ready yet.
     """
-    from glmspark.errors import UsageError
+    from glmspark.errors import StateError, UsageError
     from glmspark.launch.record import home, homes
     from glmspark.launch.status import look
 
     places = [home(name)] if name is not None else list(homes())
-    found = [one for one in (look(place) for place in places) if one is not None]
+    found: list[Status] = []
+    unreadable: list[StateError] = []
+    for place in places:
+        try:
+            one = look(place)
+        except StateError as error:  # told after the others
+            unreadable.append(error)
+        else:
+            found += [one] if one is not None else []
+    if unreadable and not found:
+        raise unreadable[0]
     if name is not None and not found:
         raise UsageError(f"there is no deployment {name}", next="`glmspark status` shows them all")
     if as_json:
-        print_json([one.to_json() for one in found])
-    elif not found:
+        print_json(
+            [one.to_json() for one in found]
+            + [{"state": "unreadable", **error.to_json()} for error in unreadable]
+        )
+        raise typer.Exit(1 if unreadable else _exit_code(found))
+    if not found:
         print("nothing runs; `glmspark up` serves glm-tiny here")
     else:
         for number, one in enumerate(found):
             if number:
                 print()
             _print(one)
+    if unreadable:
+        raise unreadable[0]
     raise typer.Exit(_exit_code(found))
 
 

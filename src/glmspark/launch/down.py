@@ -49,7 +49,7 @@ def stop(home: Home) -> Stopped:
         _stop_supervisor(home)
         return Stopped(home.name, Ending.STOPPED, time.monotonic() - begin)
     with lock:
-        if not home.record_file.exists():
+        if not home.has_record():
             return Stopped(home.name, Ending.NOTHING, 0.0)
         over = _is_over(home)
         swept = clean(

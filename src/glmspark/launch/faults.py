@@ -20,7 +20,8 @@ _EXCEPTION = re.compile(
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 # What our own entry point, the interpreter and torch's crash handler say without a traceback.
 _PLAIN = re.compile(
-    r"^glmspark\.engine\.serve: |^\S*python\S*: (?:can't|No module named)|^Fatal Python error: "
+    r"^(?:python -m )?glmspark\.engine\.serve: |^\S*python\S*: (?:can't|No module named)"
+    r"|^Fatal Python error: "
 )
 
 _OVER = ("During handling of", "The above exception", "Traceback (most recent call last)")

@@ -89,9 +89,9 @@ def _is(handle: int, path: Path) -> bool:
 
 
 def held(path: Path) -> bool:
-    """Whether someone holds the lock now. A file that is not there is not held."""
-    with contextlib.suppress(FileNotFoundError):
-        handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    """Whether someone holds the lock now. A file that is not there, or is another user's, is not held."""
+    with contextlib.suppress(FileNotFoundError, PermissionError):
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError as error:

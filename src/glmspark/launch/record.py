@@ -197,9 +197,20 @@ class Home:
         """Where a rank's output goes."""
         return self.logs / f"rank-{rank}.log"
 
+    def has_record(self) -> bool:
+        """Whether there is a record. StateError where that cannot be seen: another user started it."""
+        try:
+            return self.record_file.exists()
+        except OSError as error:
+            raise StateError(
+                f"cannot look into {self.path}: {error.strerror}",
+                step=f"read {self.record_file}",
+                next="another user started it, or sudo: use it as that user, or set GLMSPARK_STATE_DIR",
+            ) from error
+
     def read(self) -> Deployment | None:
         """The record, None where there is none. StateError where it is damaged or of a newer glmspark."""
-        if not self.record_file.exists():
+        if not self.has_record():
             return None
         value = read_json(self.record_file)
         version = value.get("version") if isinstance(value, dict) else None
@@ -310,7 +321,7 @@ def home(name: str) -> Home:
 
 
 def homes() -> Iterator[Home]:
-    """The directories of all deployments of this user that have a record, by name."""
+    """The directories of all deployments of this user that have a record, or may have one, by name."""
     try:
         found = sorted(entry for entry in deployments_dir().iterdir() if entry.is_dir())
     except FileNotFoundError:
@@ -318,7 +329,11 @@ def homes() -> Iterator[Home]:
     except OSError as error:
         raise StateError(f"cannot read {deployments_dir()}: {error.strerror}", seen=str(error)) from error
     for path in found:
-        if (path / "deployment.json").exists():
+        try:
+            there = Home(path).has_record()
+        except StateError:  # whoever reads it is told
+            there = True
+        if there:
             yield Home(path)
 
 

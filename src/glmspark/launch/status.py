@@ -97,15 +97,16 @@ def look(place: Home, *, sample: float = 0.5) -> Status | None:
     if not running and not deployment.state.over:
         deployment = place.read() or deployment  # it may have ended between the two looks
     serving = running and deployment.state in (State.READY, State.UNPROVEN)
+    load = _load(deployment, sample) if serving else None  # may take its time: what follows is of now
     return Status(
         name=place.name,
         state=str(deployment.state) if running or deployment.state.over else LOST,
         endpoint=deployment.endpoint.url,
         model=deployment.endpoint.model,
         created=deployment.created,
-        uptime=time.time() - deployment.since if serving else None,
+        uptime=max(0.0, time.time() - deployment.since) if serving else None,  # the clock may be set back
         ranks=_ranks(deployment),
-        load=_load(deployment, sample) if serving else None,
+        load=load,
         verdicts=deployment.verdicts or (place.read_verdicts() if running else []),
         reason=deployment.reason.model_dump(mode="json") if deployment.reason else None,
         directory=str(place.path),
@@ -184,7 +185,7 @@ def pick(name: str | None, *, serving: bool = False) -> Home:
     serving: it must answer requests. Raises UsageError where there is none or no telling which.
     """
     known = [home(name)] if name is not None else list(homes())
-    known = [one for one in known if one.record_file.exists()]
+    known = [one for one in known if one.has_record()]
     if not known:
         raise UsageError(
             f"there is no deployment {name}" if name is not None else "nothing was ever started here",

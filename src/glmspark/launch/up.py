@@ -137,7 +137,7 @@ def _clean_leftovers(home: Home) -> Swept | None:
         deployment = None
     if deployment is not None and deployment.state.over:
         swept = sweep(home.path, Path(deployment.scratch))
-    elif home.record_file.exists():
+    elif home.has_record():
         swept = clean(
             home,
             what="it was left behind by a glmspark that ended",
@@ -164,7 +164,10 @@ def _check_port(wanted: Wanted, transport: Transport) -> None:
     for other in homes():
         if other.name == wanted.home.name or not locks.held(other.lock_file):
             continue
-        deployment = other.read()
+        try:
+            deployment = other.read()
+        except GlmsparkError:  # another's record is not this start's trouble: its listener is seen below
+            continue
         if deployment is not None and deployment.endpoint.port == port and not deployment.state.over:
             raise UsageError(
                 f"port {port} is taken by the deployment {other.name}",

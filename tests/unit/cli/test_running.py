@@ -6,6 +6,8 @@ import http.server
 import io
 import os
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -19,7 +21,7 @@ from glmspark.launch import lock as locks
 from glmspark.launch import prepare
 from glmspark.launch.record import State, home
 from tests.unit.cli.commands import Glmspark
-from tests.unit.launch.starts import launch, make_start, wait_free, wait_state, workers
+from tests.unit.launch.starts import halt, launch, make_start, wait_free, wait_state, workers
 
 
 def test_nothing_was_ever_started(glmspark: Glmspark, state: Path) -> None:
@@ -129,6 +131,54 @@ def test_keep_leaves_an_unproven_deployment_running(glmspark: Glmspark) -> None:
     assert glmspark("down").out.startswith("kept: stopped in ")
 
 
+def test_a_record_that_cannot_be_read_hides_no_other(glmspark: Glmspark) -> None:
+    launch(make_start("good", "serves"))
+    for name in ("bad", "worse"):
+        home(name).path.mkdir(parents=True)
+        home(name).record_file.write_text("{")
+    status = glmspark("status")
+    assert status.code == 1
+    assert status.out.startswith("good  ready for")
+    assert status.err.startswith("error: ")
+    assert "bad/deployment.json is not valid JSON" in status.err
+    machine = glmspark("status", "--json")
+    assert (machine.code, machine.err) == (1, "")
+    assert [one["state"] for one in machine.json] == ["ready", "unreadable", "unreadable"]
+    assert glmspark("down", "--all").code == 0
+    assert not home("bad").record_file.exists()
+
+
+def test_what_another_user_started_is_said_so(glmspark: Glmspark, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after `sudo glmspark up` with the same home directory: the deployment's directory is root's."""
+    home("theirs").path.mkdir(parents=True)
+    exists = Path.exists
+
+    def refused(path: Path) -> bool:
+        if path.parent.name == "theirs":
+            raise PermissionError(13, "Permission denied", str(path))
+        return exists(path)
+
+    monkeypatch.setattr(Path, "exists", refused)
+    for words in (["status"], ["status", "theirs"], ["logs", "theirs"], ["chat", "hi"]):
+        done = glmspark(*words)
+        assert done.code == 1, words
+        assert done.err.startswith("error: cannot look into ")
+        assert "sudo" in done.err
+    monkeypatch.undo()
+
+
+def test_output_that_cannot_be_written_is_one_error(state: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "glmspark", "status"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (1, "error: No space left on device\n")
+
+
 def test_a_question_that_is_not_text(glmspark: Glmspark, monkeypatch: pytest.MonkeyPatch) -> None:
     done = glmspark("chat", "caf\udce9")
     assert (done.code, "not UTF-8 text" in done.err) == (2, True)
@@ -177,7 +227,7 @@ def test_one_that_does_not_answer_says_so(glmspark: Glmspark) -> None:
     record = home("deaf").read()
     assert record is not None
     assert record.ranks[0].process is not None
-    os.kill(record.ranks[0].process.pid, signal.SIGSTOP)
+    halt(record.ranks[0].process.pid)
     status = glmspark("status")
     assert status.code == 1
     assert "rank 0 is halted: main process" in status.out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -133,6 +134,17 @@ def identity(pid: int) -> Identity:
     """The identity of a living process."""
     found = processes.identify(pid)
     assert found is not None
+    return found
+
+
+def halt(pid: int) -> Identity:
+    """Stop a process with SIGSTOP and wait until it stands: the signal takes a moment."""
+    found = identity(pid)
+    processes.send(found, signal.SIGSTOP)
+    end = time.monotonic() + 10
+    while (stat := processes.read_stat(pid)) is None or stat.state != "T":
+        assert time.monotonic() < end
+        time.sleep(0.01)
     return found
 
 

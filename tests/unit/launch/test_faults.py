@@ -73,6 +73,14 @@ def test_the_text_of_an_exception_may_go_on_over_several_lines() -> None:
 
 
 def test_what_our_entry_says_without_a_traceback_is_an_error() -> None:
+    fault = read(
+        "usage: python -m glmspark.engine.serve [model_tag] [options]\n"
+        "python -m glmspark.engine.serve: error: unrecognized arguments: --no-such-flag 1\n"
+        'nanobind: leaked 12 functions!\n - leaked function "run"\n'
+    )
+    assert fault.report() == (
+        "python -m glmspark.engine.serve: error: unrecognized arguments: --no-such-flag 1"
+    )
     fault = read("glmspark.engine.serve: rank 1 of 2: VLLM_HOST_IP is not set\n")
     assert fault.report() == "glmspark.engine.serve: rank 1 of 2: VLLM_HOST_IP is not set"
 

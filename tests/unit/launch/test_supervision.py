@@ -22,6 +22,7 @@ from glmspark.launch.status import LOST, look, unfinished
 from glmspark.nodes import processes
 from tests.unit.launch.starts import (
     assert_nothing_left,
+    halt,
     identity,
     launch,
     make_start,
@@ -338,16 +339,30 @@ def test_the_key_goes_with_what_asked_for_it() -> None:
 def test_a_halted_rank_is_not_ready() -> None:
     launch(make_start("halted", "serves", "serves"))
     where = home("halted")
-    worker = identity(workers(where, 1))
-    processes.send(worker, signal.SIGSTOP)
+    worker = halt(workers(where, 1))
     status = look(where, sample=0.01)
     assert status is not None
     assert (status.state, status.exit_code) == ("ready", 1)
     assert [rank.stopped for rank in status.ranks] == [[], [f"Worker_TP1 (pid {worker.pid})"]]
     processes.send(worker, signal.SIGCONT)
+    time.sleep(0.2)
     status = look(where, sample=0.01)
     assert status is not None
     assert (status.exit_code, status.answers) == (0, True)
+
+
+def test_a_clock_that_was_set_back_gives_no_negative_uptime() -> None:
+    start = make_start("clock", "serves")
+    where = home("clock")
+    start.turn(State.READY, at=time.time() + 3600)
+    lock = locks.take(where.lock_file)
+    assert lock is not None
+    with lock:
+        where.write(start)
+        status = look(where, sample=0.01)
+    assert status is not None
+    assert status.uptime == 0
+    where.record_file.unlink()
 
 
 def _children(pid: int) -> set[int]:
