@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -155,6 +156,15 @@ def test_facts_of_this_machine() -> None:
     assert len(gather(here, BOOT_ID)) == 36
 
 
+def test_the_command_line_of_a_process() -> None:
+    argv = [sys.executable, "-c", "input()"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE) as child:
+        seen = gather(Local(), command_line(child.pid))
+        child.communicate()
+    assert sys.executable.rpartition("/")[2] in seen
+    assert "input()" in seen
+
+
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
 def test_who_listens_on_this_machine(address: str) -> None:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -166,7 +176,6 @@ def test_who_listens_on_this_machine(address: str) -> None:
         assert [(one.address, one.uid) for one in found] == [(address, os.getuid())]
         owners = gather(Local(), socket_owners([found[0].inode]))
         assert Owner(os.getpid(), found[0].inode) in owners
-    assert sys.executable.rpartition("/")[2] in gather(Local(), command_line(os.getpid()))
 
 
 def test_an_error_of_a_fact_names_host_command_and_output() -> None:
