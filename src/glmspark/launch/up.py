@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -239,7 +240,8 @@ def spawn(home: Home, lock: Lock, key: str | None = None) -> tuple[subprocess.Po
 def follow(home: Home, supervisor: subprocess.Popen[bytes], leash: int, observe: Observer) -> Deployment:
     """Watch a start to its end; see bring_up."""
     try:
-        return _watch(home, supervisor, observe)
+        with _interrupts() as interrupted:
+            return _watch(home, supervisor, observe, interrupted)
     except KeyboardInterrupt:
         with contextlib.suppress(ProcessLookupError):
             supervisor.send_signal(signal.SIGTERM)
@@ -251,9 +253,27 @@ def follow(home: Home, supervisor: subprocess.Popen[bytes], leash: int, observe:
         os.close(leash)
 
 
-def _watch(home: Home, supervisor: subprocess.Popen[bytes], observe: Observer) -> Deployment:
+@contextlib.contextmanager
+def _interrupts() -> Iterator[threading.Event]:
+    """Set by Ctrl-C. An exception may be lost on its way (in a callback, while garbage is collected)."""
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+    before = signal.signal(signal.SIGINT, lambda *_: asked.set())
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _watch(
+    home: Home, supervisor: subprocess.Popen[bytes], observe: Observer, interrupted: threading.Event
+) -> Deployment:
     seen: tuple[str, str] | None = None
     while True:
+        if interrupted.is_set():
+            raise KeyboardInterrupt
         ended = supervisor.poll() is not None  # asked first: what it wrote last is then there to read
         deployment = _record(home)
         verdicts = deployment.verdicts or home.read_verdicts()
