@@ -9,7 +9,7 @@ import io
 import ipaddress
 import os
 import re
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -101,11 +101,22 @@ def _absolute(value: str) -> str:
     return value
 
 
+def _mounted(value: str) -> str:
+    """A directory by its whole path, as `docker run --mount` can take it."""
+    path = PurePosixPath(value)
+    if not path.is_absolute() or ".." in path.parts or any(one in value for one in ("\0", "\n", ",", '"')):
+        raise ValueError(f"{value!r} cannot be mounted: write an absolute path without .. , and quotes")
+    if str(path) in _NEVER_MOUNTED:
+        raise ValueError(f"{value!r} would hide what the container itself needs")
+    return str(path)
+
+
 def _as_text(value: object) -> object:
     """An SSH user may well be called 1234: YAML reads that as a number."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
+_NEVER_MOUNTED = {"/", "/dev", "/etc", "/proc", "/sys", "/tmp"}  # noqa: S108 - refused, not used
 _LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?", re.ASCII)
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
@@ -113,6 +124,7 @@ Host = Annotated[str, AfterValidator(_host)]
 User = Annotated[str, BeforeValidator(_as_text), Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$")]
 NetPort = Annotated[int, Field(ge=1, le=65535)]
 AbsolutePath = Annotated[str, AfterValidator(_absolute), Field(max_length=4096)]
+MountedPath = Annotated[str, AfterValidator(_mounted), Field(max_length=4096)]
 InterfaceAddress = Annotated[
     ipaddress.IPv4Interface | ipaddress.IPv6Interface,
     PlainValidator(_interface_address),
@@ -162,10 +174,16 @@ class Paths(Section):
 
 
 class Runtime(Section):
-    """What ranks run in: containers of an image, or a Python environment (venv: its directory)."""
+    """What ranks run in: containers of an image, or a Python environment (venv: its directory).
+
+    python: the engine's Python in the container. mounts: directories that containers get from their node,
+    read-only and at the same path: an environment that is not in the image.
+    """
 
     kind: Literal["docker", "venv"] = "docker"
     image: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:@-]{0,254}$")] | None = None
+    python: Annotated[str, Field(pattern=r"^/?[A-Za-z0-9._+-][A-Za-z0-9._+/ -]{0,1000}$")] | None = None
+    mounts: tuple[MountedPath, ...] = ()
     venv: AbsolutePath | None = None
 
     @model_validator(mode="after")
@@ -174,6 +192,8 @@ class Runtime(Section):
             raise ValueError("venv is given, but kind is docker: write kind: venv, or leave venv out")
         if self.kind == "venv" and self.image is not None:
             raise ValueError("image is given, but kind is venv: write kind: docker, or leave image out")
+        if self.kind == "venv" and (self.mounts or self.python is not None):
+            raise ValueError("python and mounts are a container's; with kind: venv leave them out")
         if self.kind == "venv" and self.venv is None:
             raise ValueError("kind is venv, but venv, the environment's directory on the nodes, is missing")
         return self

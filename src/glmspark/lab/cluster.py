@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from glmspark.config.cluster import Cluster, Link, Node, Paths, Runtime, SshOptions, dump_cluster
+from glmspark.lab.image import IMAGE, engine_mounts, engine_python
 from glmspark.lab.record import LabHome
 from glmspark.lab.texts import USER
 from glmspark.lab.wiring import Wiring
-
-IMAGE = "glmspark-lab:base"
-"""The base image's name on every node."""
 
 
 def lab_cluster(home: LabHome, wiring: Wiring) -> bytes:
@@ -18,7 +16,8 @@ def lab_cluster(home: LabHome, wiring: Wiring) -> bytes:
         name="lab",
         ssh=SshOptions(user=USER, identity_file=str(home.key), known_hosts=str(home.known_hosts)),
         paths=Paths(models=f"/home/{USER}/models", cache=f"/home/{USER}/.cache/glmspark"),
-        runtime=Runtime(kind="docker", image=IMAGE),
+        # The image is a bare system: the engine comes from this machine's own environment.
+        runtime=Runtime(kind="docker", image=IMAGE, python=engine_python(), mounts=tuple(engine_mounts())),
         nodes=tuple(
             Node(
                 name=name,

@@ -23,12 +23,14 @@ from glmspark.config.files import make_dir, read_json, write_json
 from glmspark.errors import StateError
 from glmspark.lab import commands, mounts, needs
 from glmspark.lab.cables import standing
-from glmspark.lab.cluster import IMAGE
 from glmspark.lab.commands import Argv
 from glmspark.lab.locking import locked
 from glmspark.lab.record import UNFINISHED, LabHome, LabRecord
 from glmspark.lab.run import LabError, Runner
 from glmspark.lab.services import docker_socket
+
+IMAGE = "glmspark-lab:base"
+"""The base image's name on every node."""
 
 PACKAGES = ("libnuma1", "python3")
 """Beside the least a Debian is: what the CPU engine's compiled core loads; Python with the libraries that an
@@ -143,6 +145,11 @@ def engine_mounts() -> list[str]:
     if base != Path("/usr"):
         paths.append(PurePosixPath(base))
     return [str(path) for path in mounts.minimal(paths)]
+
+
+def engine_python() -> str:
+    """The Python of the environment among `engine_mounts`."""
+    return str(Path(sys.prefix).resolve() / "bin" / Path(sys.executable).name)
 
 
 def bring_image(home: LabHome, report: Callable[[str], None] = lambda _: None) -> Brought:

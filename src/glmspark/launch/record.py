@@ -131,8 +131,20 @@ class Verdict(_Part):
     causes: list[str] = []
 
 
+class ClusterSite(_Part):
+    """Where a deployment on a cluster lies: the cluster file's data, and by node the deployment's directory
+    and, with the docker runtime, its container."""
+
+    cluster: dict[str, Any]
+    directories: dict[str, str]
+    containers: dict[str, str] = {}
+
+
 class Deployment(_Part):
     """The whole record. Times are Unix seconds.
+
+    cluster: None for a deployment of this machine's own supervisor. On a cluster a node's agent answers for
+    its rank; nothing but the record and the API key lies on the machine that `glmspark up` was typed on.
 
     family, shared_memory: processes and files under /dev/shm that the ranks were last seen to have, for
     whoever must clean up without the supervisor.
@@ -150,6 +162,7 @@ class Deployment(_Part):
     plan: dict[str, Any]
     endpoint: Endpoint
     limits: Limits = Limits()
+    cluster: ClusterSite | None = None
     scratch: str
     supervisor: Process | None = None
     ranks: list[RankRecord]

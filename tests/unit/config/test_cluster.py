@@ -180,3 +180,20 @@ def test_what_is_written_is_read_back(nodes, comment):
 def test_any_bytes_give_a_cluster_or_problems(raw):
     cluster, problems = check_cluster(raw)
     assert problems if cluster is None else isinstance(cluster, Cluster)
+
+
+@pytest.mark.parametrize("path", ["relative/dir", "/", "/etc", "/proc", "/a/../b", "/a,ro", '/a"b', "~/env"])
+def test_what_cannot_be_mounted_is_refused(path: str):
+    text = f"cluster: 1\nruntime: {{mounts: [{json.dumps(path)}]}}\nnodes: [{{name: a, address: a}}]\n"
+    assert "mounts" in str(first(text)) or "mounted" in str(first(text)) or "hide" in str(first(text))
+
+
+def test_a_container_s_python_and_mounts():
+    text = b"cluster: 1\nruntime: {python: /opt/e/bin/python, mounts: [/opt/e/, /opt/f]}\n"
+    cluster = parse_cluster(text + b"nodes: [{name: a, address: a}]", "c.yaml")
+    assert cluster.runtime.mounts == ("/opt/e", "/opt/f")
+    assert parse_cluster(dump_cluster(cluster), "c.yaml") == cluster
+    with_venv = (
+        "cluster: 1\nruntime: {kind: venv, venv: /e, python: /e/python}\nnodes: [{name: a, address: a}]"
+    )
+    assert "leave them out" in first(with_venv).message
