@@ -66,13 +66,19 @@ def _loaded_bytes(tensor: Stored, element: int) -> int:
     return tensor.info.elements * element
 
 
-def kv_bytes_per_token(checkpoint: Checkpoint, place: Place, *, element: int) -> int:
+def kv_bytes_per_token(checkpoint: Checkpoint, place: Place, *, element: int, indexer: bool = False) -> int:
     """KV cache of one token on one rank in bytes: MLA's latent and rotary key for each of the stage's layers.
 
-    Every tensor-parallel rank holds it whole. Dense attention, so no indexer keys.
+    Every tensor-parallel rank holds it whole. indexer: with the keys of DSA's indexers, one byte an element
+    and a float32 scale (vllm/model_executor/layers/sparse_attn_indexer.py).
     """
     start, end = place.layers
-    return (end - start) * checkpoint.architecture.kv_latent * element
+    architecture = checkpoint.architecture
+    size = (end - start) * architecture.kv_latent * element
+    if indexer:
+        own = sum(layer.indexer == "full" for layer in architecture.layers[start:end])
+        size += own * (architecture.index_head_dim + 4)
+    return size
 
 
 def prefill_bytes(checkpoint: Checkpoint, tokens: int, *, tp: int) -> int:

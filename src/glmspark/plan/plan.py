@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from glmspark.plan.errors import PlanError
 from glmspark.plan.flags import FlagValue, flag_words
 
-__all__ = ["Endpoint", "Limits", "Memory", "Plan", "Rank"]
+__all__ = ["Endpoint", "Limits", "Memory", "Plan", "Ports", "Rank"]
 
 
 class _Data(BaseModel):
@@ -30,7 +30,11 @@ class Memory(_Data):
 
 class Rank(_Data):
     """One vLLM worker process. host: the node it runs on. layers: [start, end) of the trunk. cpus: the cores
-    its OpenMP threads are bound to."""
+    its OpenMP threads are bound to.
+
+    address, interface: where the other ranks reach it. interfaces: all that NCCL may use. hcas, gid_index:
+    the RDMA devices behind them and the index of the address in their GID tables, '' and None without RDMA.
+    """
 
     rank: int
     tp_rank: int
@@ -39,6 +43,11 @@ class Rank(_Data):
     layers: tuple[int, int]
     cpus: tuple[int, ...]
     memory: Memory
+    address: str = "127.0.0.1"
+    interface: str = "lo"
+    interfaces: tuple[str, ...] = ()
+    hcas: tuple[str, ...] = ()
+    gid_index: int | None = None
 
     @property
     def omp_bind(self) -> str:
@@ -59,6 +68,15 @@ class Endpoint(_Data):
     port: int
 
 
+class Ports(_Data):
+    """TCP ports at rank 0's address, 0 where they are chosen at the start. master: where the ranks form
+    their group. watch: where the node agents watch one another. engine: Ray's, or the lockstep server's."""
+
+    master: int = 0
+    watch: int = 0
+    engine: int = 0
+
+
 class Limits(_Data):
     """How long each phase may take, in seconds. join: until all ranks have found each other. start: from the
     first process to an API that answers. stop: from the request to stop until the processes are gone."""
@@ -69,7 +87,7 @@ class Limits(_Data):
 
 
 class Plan(_Data):
-    """A recipe on this machine. flags and env are the same for every rank. kv_tokens: tokens
+    """A recipe on this machine or on a cluster. flags and env are the same for every rank. kv_tokens: tokens
     that the KV cache holds. warnings: what works but will disappoint."""
 
     recipe: str
@@ -81,6 +99,8 @@ class Plan(_Data):
     endpoint: Endpoint
     limits: Limits
     kv_tokens: int
+    backend: Literal["mp", "ray", "lockstep"] = "mp"
+    ports: Ports = Ports()
     flags: dict[str, FlagValue]
     env: dict[str, str]
     warnings: tuple[str, ...] = ()

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from glmspark.models import inspect_checkpoint
 from glmspark.plan import MachineFacts, Plan, PlanError, plan_local
-from glmspark.plan.local import HEAD_BYTES, RANK_BYTES, RESERVE_BYTES
+from glmspark.plan.ranks import HEAD_BYTES, RANK_BYTES, RESERVE_BYTES
 from tests.unit.models.toys import write_checkpoint
 from tests.unit.plan.plans import BOX, GIB, ROOMY, checkpoint, recipe
 from tools.glm_tiny.config import SHAPE
