@@ -7,9 +7,12 @@
 from __future__ import annotations
 
 import re
+from importlib.resources import files
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from glmspark.config.yamltree import read_yaml
 
 __all__ = [
     "AnswerCanary",
@@ -21,8 +24,11 @@ __all__ = [
     "RanksCanary",
     "ReasoningCanary",
     "StreamingCanary",
+    "Text",
     "Tool",
     "ToolCallCanary",
+    "at_least",
+    "shipped_canaries",
 ]
 
 
@@ -174,3 +180,21 @@ Canary = Annotated[
     | RanksCanary,
     Field(discriminator="probe"),
 ]
+
+
+def shipped_canaries(value: object) -> object:
+    """The list behind the name of one that comes with glmspark; anything else as it is.
+
+    Raises ValueError for an unknown name, with all of them.
+    """
+    if not isinstance(value, str):
+        return value
+    place = files("glmspark.recipes") / "canaries"
+    known = sorted(
+        entry.name.removesuffix(".yaml") for entry in place.iterdir() if entry.name.endswith(".yaml")
+    )
+    if value not in known:
+        raise ValueError(
+            f"{value!r} is no list of canaries that comes with glmspark; those are {', '.join(known)}"
+        )
+    return read_yaml((place / f"{value}.yaml").read_bytes()).data

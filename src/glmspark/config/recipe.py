@@ -20,10 +20,21 @@ from pydantic import (
     model_validator,
 )
 
-from glmspark.config.canaries import Canary, Section, at_least
+from glmspark.config.canaries import Canary, Section, Text, at_least, shipped_canaries
 from glmspark.config.units import parse_size
 
-__all__ = ["Engine", "Layout", "Model", "ModelSource", "Needs", "Patches", "Recipe"]
+__all__ = [
+    "Draft",
+    "Engine",
+    "Layout",
+    "Model",
+    "ModelSource",
+    "Needs",
+    "Origin",
+    "Patches",
+    "Recipe",
+    "Toy",
+]
 
 _NAME = r"^[a-z0-9][a-z0-9._-]{0,62}$"
 
@@ -40,6 +51,7 @@ ENGINE_OWNED_ARGS: Mapping[str, str] = {
     "reasoning_parser_plugin": "nothing: code from a recipe is never run",
     "tensor_parallel_size": "layout.tp",
     "pipeline_parallel_size": "layout.pp",
+    "decode_context_parallel_size": "layout.dcp",
     "kv_cache_memory_bytes": "engine.kv_cache_memory",
     "gpu_memory_utilization": "engine.kv_cache_memory",
     "nnodes": "the plan",
@@ -47,7 +59,7 @@ ENGINE_OWNED_ARGS: Mapping[str, str] = {
     "master_addr": "the plan",
     "master_port": "the plan",
     "headless": "the plan",
-    "distributed_executor_backend": "the plan",
+    "distributed_executor_backend": "layout.backend",
 }
 """vLLM arguments that `engine.args` may not set, and what sets them instead."""
 
@@ -57,6 +69,8 @@ ENGINE_OWNED_ENV: Mapping[str, str] = {
     "GLOO_SOCKET_IFNAME": "the plan",
     "NCCL_SOCKET_IFNAME": "the plan",
     "TP_SOCKET_IFNAME": "the plan",
+    "NCCL_IB_HCA": "the plan, from cluster.yaml",
+    "NCCL_IB_GID_INDEX": "the plan, looked up at each start",
     "MASTER_ADDR": "the plan",
     "MASTER_PORT": "the plan",
     "VLLM_CPU_OMP_THREADS_BIND": "the plan",
@@ -111,19 +125,64 @@ def _no_remote_code(value: bool) -> bool:
     return value
 
 
+Source = Annotated[ModelSource, PlainValidator(_parse_source), PlainSerializer(str)]
+
+
 class Model(Section):
     """What is served."""
 
-    source: Annotated[ModelSource, PlainValidator(_parse_source), PlainSerializer(str)]
+    source: Source
     served_name: Annotated[str, Field(min_length=1, max_length=200, pattern=r"^\S+$")]
     trust_remote_code: Annotated[bool, AfterValidator(_no_remote_code)] = False
 
 
 class Layout(Section):
-    """How the model is split: tp ranks share every layer, pp stages share out the layers."""
+    """How the model is split: tp ranks share every layer, pp stages share out the layers, and dcp of the
+    ranks that share a layer share out its KV cache by tokens (decode context parallelism).
+
+    backend: what holds the ranks together. mp: vLLM's own processes, one group of ranks over all nodes.
+    ray: a Ray cluster. lockstep: ranks started like torchrun's, the first one telling the others each step.
+    """
 
     tp: Annotated[int, Field(ge=1, le=1024)] = 1
     pp: Annotated[int, Field(ge=1, le=1024)] = 1
+    dcp: Annotated[int, Field(ge=1, le=1024)] = 1
+    backend: Literal["mp", "ray", "lockstep"] = "mp"
+
+    @model_validator(mode="after")
+    def _shared_out(self) -> Layout:
+        if self.tp % self.dcp:
+            raise ValueError(f"dcp {self.dcp} does not divide tp {self.tp}: it shares out tp's ranks")
+        return self
+
+    @property
+    def world(self) -> int:
+        """Number of ranks; context parallelism adds none."""
+        return self.tp * self.pp
+
+
+class Draft(Section):
+    """Speculative decoding: who proposes the tokens that the model then verifies, and how many a step.
+
+    source: the drafter's own checkpoint, for methods that have one. args: further keys of vLLM's
+    speculative_config, by name.
+    """
+
+    method: Literal["mtp", "ngram", "suffix", "eagle3", "dflash", "dspark", "draft_model"]
+    tokens: Annotated[int, Field(ge=1, le=64)]
+    source: Source | None = None
+    args: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _fits(self) -> Draft:
+        if self.source is None and self.method in ("eagle3", "dflash", "dspark", "draft_model"):
+            raise ValueError(f"method {self.method} needs source, the drafter's checkpoint")
+        if self.source is not None and self.method in ("ngram", "suffix"):
+            raise ValueError(f"method {self.method} has no checkpoint: leave source out")
+        for name, key in (("method", "method"), ("num_speculative_tokens", "tokens"), ("model", "source")):
+            if name in self.args:
+                raise ValueError(f"{name} is set by draft.{key}, not under args")
+        return self
 
 
 class Engine(Section):
@@ -186,16 +245,55 @@ class Engine(Section):
         return self
 
 
-class Patches(Section):
-    """Patches of the engine plugin that may be skipped when their precondition does not hold."""
+PatchName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
 
-    optional: tuple[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")], ...] = ()
+
+class Patches(Section):
+    """Patches of the engine plugin. required: those this recipe is wrong without, beside whatever the plugin
+    needs on the vLLM at hand. optional: those that may be skipped when their precondition does not hold."""
+
+    required: tuple[PatchName, ...] = ()
+    optional: tuple[PatchName, ...] = ()
 
 
 class Needs(Section):
-    """What a rank is known to take. The plan uses the larger of this and its own sum."""
+    """What must be there. nodes: machines, one rank each, as many as ranks if not given. platform: what the
+    model's kernels run on. memory_per_rank: what a rank is known to take; the plan uses the larger of this
+    and its own sum. disk: the checkpoint's files, on every node. link, link_gbit: between the nodes; ethernet
+    is a wired port, rdma is RoCE."""
 
+    nodes: Annotated[int, Field(ge=1, le=1024)] | None = None
+    platform: Literal["cpu", "cuda"] | None = None
     memory_per_rank: Size | None = None
+    disk: Size | None = None
+    link: Literal["any", "ethernet", "rdma"] = "any"
+    link_gbit: Annotated[float, Field(gt=0, le=10_000)] | None = None
+
+
+class Origin(Section):
+    """Where part of a recipe comes from. takes: what. published: figures that its authors state there; none
+    of them was measured by glmspark."""
+
+    url: Annotated[str, Field(pattern=r"^https://[^\s]{4,500}$")]
+    takes: Text
+    published: tuple[Text, ...] = ()
+
+
+class Toy(Section):
+    """The same recipe at toy scale, on CPUs: see `glmspark.config.toy`.
+
+    source: a glm-tiny, where possible with the checkpoint's own peculiarities. differs: in what the toy is
+    not the recipe. without: names of engine.args and engine.env that mean nothing there. draft: instead of
+    the recipe's. without_canaries: names of those of glm-tiny that are left out.
+    """
+
+    source: Source
+    differs: Text
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    without: tuple[Text, ...] = ()
+    draft: Draft | None = None
+    without_canaries: tuple[Text, ...] = ()
+    lacks: tuple[Text, ...] = ()
 
 
 class Recipe(Section):
@@ -207,8 +305,27 @@ class Recipe(Section):
     model: Model
     layout: Layout = Layout()
     engine: Engine
+    draft: Draft | None = None
     patches: Patches = Patches()
     needs: Needs = Needs()
-    canaries: Annotated[tuple[Canary, ...], at_least(1)]
+    canaries: Annotated[tuple[Canary, ...], BeforeValidator(shipped_canaries), at_least(1)]
+    """A list of canaries, or the name of a list that comes with glmspark (`glm-5.2`, `glm-5.3`)."""
+    toy: Toy | None = None
+    sources: tuple[Origin, ...] = ()
+    measured: tuple[Text, ...] = ()
+    """Figures that glmspark's own makers measured with this recipe, each with place and date."""
+    lacks: tuple[Text, ...] = ()
+    """What this version of glmspark does not provide for it yet, one sentence each: it is not started."""
     imported: dict[str, Any] = Field(default_factory=dict)
     """What a recipe of another format said that has no meaning here, kept as it was. Nothing reads it."""
+
+    @model_validator(mode="after")
+    def _one_drafter(self) -> Recipe:
+        if self.draft is not None and "speculative_config" in self.engine.args:
+            raise ValueError("draft and engine.args.speculative_config exclude each other: keep draft")
+        needed = self.needs.nodes
+        if needed is not None and needed > self.layout.world:
+            raise ValueError(
+                f"needs.nodes is {needed}, and the layout has {self.layout.world} ranks for them"
+            )
+        return self

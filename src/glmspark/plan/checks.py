@@ -9,7 +9,14 @@ from glmspark.models.checkpoint import Checkpoint
 from glmspark.plan.errors import PlanError
 from glmspark.plan.facts import MachineFacts
 
-__all__ = ["check_context", "check_drafter", "check_endpoint", "drafts_with_mtp"]
+__all__ = [
+    "check_context",
+    "check_drafter",
+    "check_endpoint",
+    "check_one_machine",
+    "check_runnable",
+    "drafts_with_mtp",
+]
 
 _CPU_MLA_WIDTH = 576
 """The one head size of vLLM's CPU decode kernel (vllm/v1/attention/backends/mla/cpu_mla.py)."""
@@ -65,14 +72,45 @@ def check_drafter(recipe: Recipe, checkpoint: Checkpoint) -> None:
     """Raises PlanError for speculation with an MTP layer that the checkpoint lacks."""
     if drafts_with_mtp(recipe) and not checkpoint.has_mtp:
         raise PlanError(
-            "speculative_config asks for method mtp, and the checkpoint has no MTP layer",
+            "the recipe drafts with method mtp, and the checkpoint has no MTP layer",
             step="plan the drafter",
             seen=str(checkpoint.directory),
-            next="remove speculative_config, or use method ngram",
+            next="remove draft (or speculative_config), or use method ngram",
+        )
+
+
+def check_runnable(recipe: Recipe) -> None:
+    """Raises PlanError for a recipe that needs what this version of glmspark does not provide yet."""
+    if recipe.lacks:
+        raise PlanError(
+            f"{recipe.name} cannot be run yet: {recipe.lacks[0]}",
+            step="read the recipe",
+            seen="\n".join(recipe.lacks[1:]) or None,
+            next=f"`glmspark up {recipe.name} --toy` runs its layout at toy scale; "
+            "`glmspark recipe list` says which recipes run"
+            if recipe.toy is not None and not recipe.toy.lacks
+            else "`glmspark recipe list` says which recipes run",
+        )
+
+
+def check_one_machine(recipe: Recipe) -> None:
+    """Raises PlanError for a recipe that is not for the CPU of one machine."""
+    if recipe.needs.platform == "cuda" or (recipe.needs.nodes or 1) > 1:
+        nodes = recipe.needs.nodes or recipe.layout.world
+        toy = f", or try its layout here at toy scale with `glmspark up {recipe.name} --toy`"
+        raise PlanError(
+            f"{recipe.name} is for {nodes} node{'s' if nodes > 1 else ''}"
+            + (" with a GPU each" if recipe.needs.platform == "cuda" else "")
+            + ", not for this machine alone",
+            step="plan",
+            next="name the nodes with --cluster cluster.yaml (`glmspark init` writes it)"
+            + (toy if recipe.toy is not None else ""),
         )
 
 
 def drafts_with_mtp(recipe: Recipe) -> bool:
     """Whether the recipe drafts with the model's own MTP layer."""
+    if recipe.draft is not None:
+        return recipe.draft.method == "mtp" and recipe.draft.source is None
     config = recipe.engine.args.get("speculative_config")
     return isinstance(config, dict) and config.get("method") == "mtp"

@@ -54,7 +54,7 @@ def test_what_show_prints_as_json_is_the_same_recipe():
         ({"layout": {"tp": True}}, "layout.tp: expected a whole number, got True", None),
         ({"layout": {"tp": "2"}}, "layout.tp: expected a whole number, got '2'", None),
         ({"layout": [2, 1]}, "layout: expected a mapping of keys, got a list", None),
-        ({"layout": {"dp": 2}}, "unknown key 'dp' under layout", "keys are pp, tp"),
+        ({"layout": {"hosts": 2}}, "unknown key 'hosts' under layout", "keys are backend, dcp, pp, tp"),
         (
             {"engine": {"dtype": "float23"}},
             "engine.dtype: 'float23' is not accepted",

@@ -18,6 +18,7 @@ _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _SHELL = {";", "&&", "||", "|", "&", ">", ">>", "<", "2>", "2>&1", "(", ")", "{", "}"}
 _SHORT = {
     "tp": "tensor-parallel-size",
+    "dcp": "decode-context-parallel-size",
     "pp": "pipeline-parallel-size",
     "dp": "data-parallel-size",
     "q": "quantization",

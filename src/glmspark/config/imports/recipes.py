@@ -24,6 +24,7 @@ from glmspark.config.imports.command import (
     length,
     parse_serve,
 )
+from glmspark.config.imports.formats import CANARIES, DTYPES, HOOKS, MEANT, V1_KEYS
 from glmspark.config.loader import RecipeError, check_recipe
 from glmspark.config.recipe import ENGINE_OWNED_ARGS, ENGINE_OWNED_ENV
 from glmspark.config.units import format_size, parse_size
@@ -31,40 +32,6 @@ from glmspark.config.yamltree import Problem, YamlTree, read_yaml
 
 KV_CACHE = 4 * 2**30
 _BATCHED, _SEQS, _CONTEXT = 2048, 4, 32768
-
-# Keys that would run something: never taken over, and not kept as if they might.
-_HOOKS = ("mods", "pre_exec", "post_exec", "post_commands", "stop_after_post")
-_V1_KEYS = {
-    "recipe_version",
-    "name",
-    "container",
-    "command",
-    "model",
-    "description",
-    "defaults",
-    "env",
-    "mods",
-}
-_V1_KEYS |= {"build_args", "cluster_only", "solo_only"}
-_DTYPES = ("auto", "float32", "bfloat16", "float16")
-_MEANT: Mapping[str, str] = {
-    "container": "give it to cluster.yaml as runtime.image",
-    "containers": "give one image for all nodes to cluster.yaml as runtime.image",
-    "min_nodes": "the plan says how many nodes are needed: tp × pp",
-    "max_nodes": "the plan says how many nodes are needed: tp × pp",
-    "include": "write the included values into the file first",
-    "overrides": "write one recipe for each case",
-}
-CANARIES = (
-    {"probe": "ranks"},
-    {
-        "probe": "answer",
-        "name": "sum",
-        "prompt": "What is 2+2? Answer with the number alone.",
-        "expect": r"(?i)^\W*(4|four)\W*$",
-    },
-    {"probe": "streaming", "prompt": "Count from 1 to 5, numbers alone.", "expect": r"1\W+2\W+3\W+4\W+5"},
-)
 
 
 @dataclass(frozen=True)
@@ -132,7 +99,7 @@ def _version(data: Mapping[str, Any]) -> int:
     given = str(data.get("recipe_version", "")).strip()
     if given:
         return 1 if given.split(".")[0] == "1" else 2
-    return 1 if "command" in data and set(data) <= _V1_KEYS else 2
+    return 1 if "command" in data and set(data) <= V1_KEYS else 2
 
 
 def _serve(builder: _Builder, version: int) -> Serve:
@@ -259,7 +226,7 @@ def _number(section: str, key: str) -> Callable[[_Builder, str, Any], None]:
 
 def _word(key: str) -> Callable[[_Builder, str, Any], None]:
     def take(builder: _Builder, flag: str, value: Any) -> None:
-        if key == "dtype" and value not in _DTYPES:
+        if key == "dtype" and value not in DTYPES:
             value = {"half": "float16", "float": "float32"}.get(str(value), "auto")
             builder.note("changed", f"--{flag}", f"engine.dtype {value}")
         else:
@@ -267,6 +234,15 @@ def _word(key: str) -> Callable[[_Builder, str, Any], None]:
         builder.engine[key] = value
 
     return take
+
+
+def _backend(builder: _Builder, flag: str, value: Any) -> None:
+    named = {"ray": "ray", "mp": "mp", "external_launcher": "lockstep"}.get(str(value))
+    if named is None:
+        builder.note("refused", f"--{flag}", f"no backend of this name here: {value}")
+        return
+    builder.layout["backend"] = named
+    builder.note("kept" if named == value else "changed", f"--{flag}", f"layout.backend {named}")
 
 
 def _remote_code(builder: _Builder, flag: str, _: Any) -> None:
@@ -285,6 +261,8 @@ _TYPED: Mapping[str, Callable[[_Builder, str, Any], None]] = {
     "tensor_parallel": _number("layout", "tp"),
     "pipeline_parallel_size": _number("layout", "pp"),
     "pipeline_parallel": _number("layout", "pp"),
+    "decode_context_parallel_size": _number("layout", "dcp"),
+    "distributed_executor_backend": _backend,
     "max_model_len": _number("engine", "max_model_len"),
     "max_num_seqs": _number("engine", "max_num_seqs"),
     "max_num_batched_tokens": _number("engine", "max_num_batched_tokens"),
@@ -347,11 +325,11 @@ def _others(builder: _Builder, version: int) -> None:
     for key, value in builder.data.items():
         if key in done:
             continue
-        if key in _HOOKS:
+        if key in HOOKS:
             builder.note("refused", key, "it would run scripts; patches are the engine plugin's")
             continue
         unknown[key] = value
-        what = _MEANT.get(key, "has no meaning here")
+        what = MEANT.get(key, "has no meaning here")
         builder.note("kept", key, f"under imported, as it was; {what}")
     builder.kept["imported"] = {"recipe_version": str(version), **unknown}
     if builder.data.get("solo_only") or builder.data.get("mode") == "solo":

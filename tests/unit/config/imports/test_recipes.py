@@ -76,7 +76,7 @@ def test_a_whole_v1_recipe() -> None:
     assert recipe.name == "glm-demo"
     assert str(recipe.model.source) == "hf:org/GLM-NVFP4@main"
     assert recipe.model.served_name == "GLM-NVFP4"
-    assert (recipe.layout.tp, recipe.layout.pp) == (4, 1)
+    assert (recipe.layout.tp, recipe.layout.pp, recipe.layout.backend) == (4, 1, "ray")
     engine = recipe.engine
     assert (engine.max_model_len, engine.max_num_seqs, engine.kv_cache_memory) == (131072, 8, 20 * 2**30)
     assert engine.enforce_eager
@@ -104,7 +104,6 @@ def test_a_whole_v1_recipe() -> None:
         "--host",
         "--port",
         "--trust-remote-code",
-        "--distributed-executor-backend",
         "mods",
     }
     assert said["--gpu-memory-utilization"] == "changed"
@@ -253,3 +252,15 @@ def test_flags_in_all_their_forms() -> None:
         "compilation-config": {"x": {"y": 1}},
         "cc-like": ([1], "odd-end"),
     }
+
+
+@pytest.mark.parametrize(
+    ("flag", "backend"),
+    [("mp", "mp"), ("ray", "ray"), ("external_launcher", "lockstep"), ("uni", None)],
+)
+def test_a_backend_is_taken_over_under_its_name_here(flag: str, backend: str | None) -> None:
+    text = V2.replace("vllm serve", f"vllm serve --distributed-executor-backend {flag} -dcp 2 -tp 2", 1)
+    recipe, found = taken(text)
+    assert (recipe.layout.backend, recipe.layout.dcp) == (backend or "mp", 2)
+    said = outcomes(found)["--distributed-executor-backend"]
+    assert said == ("refused" if backend is None else "changed" if backend == "lockstep" else "kept")
