@@ -9,7 +9,7 @@ import pytest
 
 from glmspark.engine import registry
 from glmspark.engine.code import Code, installed_code
-from glmspark.engine.patch import OPTIONAL_VARIABLE, PatchRefusedError, State, Target
+from glmspark.engine.patch import OPTIONAL_VARIABLE, REQUIRED_VARIABLE, PatchRefusedError, State, Target
 from glmspark.engine.patches import cpu_fork, cpu_pipeline, cpu_rotary, dense_attention
 
 CPU = Target("0.32.0", "cpu")
@@ -211,6 +211,18 @@ def test_an_optional_patch_must_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(OPTIONAL_VARIABLE, "dense")
     with pytest.raises(PatchRefusedError, match="names dense; the patches are cpu-fork"):
         registry.apply(CPU, installed_code(), patches=registry.PATCHES)
+
+
+def test_a_required_patch_must_be_one_that_this_glmspark_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    applied: list[str] = []
+    patches = [replace(patch, apply=lambda: applied.append("one")) for patch in registry.PATCHES]
+    monkeypatch.setenv(REQUIRED_VARIABLE, "dense-attention, of-tomorrow")
+    with pytest.raises(PatchRefusedError, match=r"requires the patch of-tomorrow, which .* does not have"):
+        registry.apply(CPU, installed_code(), patches=patches)
+    assert not applied
+    registry.apply(CPU, installed_code(), patches=patches, refuse=False)
+    monkeypatch.setenv(REQUIRED_VARIABLE, "dense-attention")
+    registry.check_required()
 
 
 def test_a_vllm_without_the_module(tmp_path) -> None:

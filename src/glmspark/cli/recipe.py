@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from glmspark.cli.console import AsJson, print_json
+
+if TYPE_CHECKING:
+    from glmspark.config import Recipe
 
 app = typer.Typer(
     name="recipe",
@@ -44,6 +47,12 @@ def list_(as_json: AsJson = False) -> None:
                     "model": str(recipe.model.source),
                     "tp": recipe.layout.tp,
                     "pp": recipe.layout.pp,
+                    "dcp": recipe.layout.dcp,
+                    "backend": recipe.layout.backend,
+                    "nodes": recipe.needs.nodes or 1,
+                    "link": recipe.needs.link,
+                    "toy": recipe.toy is not None and not recipe.toy.lacks,
+                    "lacks": list(recipe.lacks),
                     "max_model_len": recipe.engine.max_model_len,
                 }
                 for recipe in recipes
@@ -54,12 +63,20 @@ def list_(as_json: AsJson = False) -> None:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
-    for title, justify in (("recipe", "left"), ("layout", "left"), ("context", "right"), ("what", "left")):
-        table.add_column(title, justify="right" if justify == "right" else "left", overflow="fold")
+    for title in ("recipe", "runs on", "layout", "what"):
+        table.add_column(title, overflow="fold", no_wrap=title != "what")
     for recipe in recipes:
-        layout = f"TP{recipe.layout.tp}" + (f" PP{recipe.layout.pp}" if recipe.layout.pp > 1 else "")
-        table.add_row(recipe.name, layout, f"{recipe.engine.max_model_len:,}", recipe.description)
+        table.add_row(recipe.name, _where(recipe), recipe.layout.words(), recipe.description)
     Console().print(table)
+    if any(recipe.lacks for recipe in recipes):
+        print("\nnot yet: this version lacks something for it; `glmspark recipe show` says what")
+
+
+def _where(recipe: Recipe) -> str:
+    if recipe.lacks:
+        return "not yet"
+    nodes = recipe.needs.nodes or 1
+    return "this machine" if nodes == 1 else f"{nodes} nodes"
 
 
 @app.command()
@@ -68,6 +85,8 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Print a recipe: the file as it is, or with --json all its values, defaults included.
+
+    What this version lacks for it, and that its figures are other people's, is said beside it.
 
     Example: [bold]glmspark recipe show glm-tiny > mine.yaml[/bold]
     """
@@ -78,6 +97,11 @@ def show(
         print_json(loaded.model_dump(mode="json"))
         return
     sys.stdout.write(read_recipe(recipe).decode("utf-8-sig"))
+    sys.stdout.flush()
+    for sentence in loaded.lacks:
+        print(f"not yet: {sentence}", file=sys.stderr)
+    if any(source.published for source in loaded.sources) and not loaded.measured:
+        print("note: the published figures are their authors'; glmspark has measured none", file=sys.stderr)
 
 
 @app.command()

@@ -50,6 +50,9 @@ def up(  # noqa: PLR0913, PLR0917 - one parameter for each option
     timeout: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="Longest time to wait for the API.", min=1)
     ] = None,
+    toy: Annotated[
+        bool, typer.Option("--toy", help="Its layout and settings at toy scale, over a glm-tiny, on CPUs.")
+    ] = False,
     keep: Annotated[
         bool, typer.Option("--keep", help="Leave it running when a canary fails, to look into it.")
     ] = False,
@@ -81,6 +84,7 @@ def up(  # noqa: PLR0913, PLR0917 - one parameter for each option
         model=model,
         keep=keep,
         timeout=timeout,
+        toy=toy,
     )
     wanted = read_request(request)
     if dry_run:

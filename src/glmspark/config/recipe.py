@@ -160,6 +160,12 @@ class Layout(Section):
         """Number of ranks; context parallelism adds none."""
         return self.tp * self.pp
 
+    def words(self) -> str:
+        """The layout as people say it: TP4 DCP4, PP3 ray."""
+        sizes = (("TP", self.tp), ("PP", self.pp), ("DCP", self.dcp))
+        said = [f"{name}{size}" for name, size in sizes if size > 1] or ["TP1"]
+        return " ".join(said + ([self.backend] if self.backend != "mp" else []))
+
 
 class Draft(Section):
     """Speculative decoding: who proposes the tokens that the model then verifies, and how many a step.
@@ -271,12 +277,19 @@ class Needs(Section):
 
 
 class Origin(Section):
-    """Where part of a recipe comes from. takes: what. published: figures that its authors state there; none
-    of them was measured by glmspark."""
+    """Where part of a recipe comes from. url or, where it has none, title. takes: what. published: figures
+    that its authors state there; none of them was measured by glmspark."""
 
-    url: Annotated[str, Field(pattern=r"^https://[^\s]{4,500}$")]
+    url: Annotated[str, Field(pattern=r"^https://[^\s]{4,500}$")] | None = None
+    title: Text | None = None
     takes: Text
     published: tuple[Text, ...] = ()
+
+    @model_validator(mode="after")
+    def _named(self) -> Origin:
+        if self.url is None and self.title is None:
+            raise ValueError("a source has a url or, where there is none, a title")
+        return self
 
 
 class Toy(Section):

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from glmspark.engine.code import Code, CodeNotFoundError
 from glmspark.engine.patch import (
     OPTIONAL_VARIABLE,
+    REQUIRED_VARIABLE,
     Finding,
     Holds,
     Outcome,
@@ -34,6 +35,19 @@ def optional_patches(patches: Iterable[Patch] = PATCHES) -> frozenset[str]:
     return names
 
 
+def check_required(patches: Iterable[Patch] = PATCHES) -> None:
+    """Raises `PatchRefusedError` where GLMSPARK_REQUIRED_PATCHES names one that this glmspark does not have:
+    the image is older than the recipe. Whether those it has apply is for each to say."""
+    wanted = frozenset(
+        part for part in os.environ.get(REQUIRED_VARIABLE, "").replace(" ", "").split(",") if part
+    )
+    if missing := sorted(wanted - {patch.name for patch in patches}):
+        raise PatchRefusedError(
+            f"the recipe requires the patch {', '.join(missing)}, which the glmspark beside this engine does "
+            "not have\n  next: install here the glmspark that the recipe is from (`glmspark image build`)"
+        )
+
+
 def judge(patch: Patch, target: Target, code: Code, *, optional: bool = False) -> Outcome:
     """What should become of `patch` on this target and code. Changes nothing.
 
@@ -58,6 +72,8 @@ def apply(
     listing): then the refused ones are left out.
     """
     patches = tuple(patches)
+    if refuse:
+        check_required(patches)
     optional = optional_patches(patches)
     outcomes = [judge(patch, target, code, optional=patch.name in optional) for patch in patches]
     refused = [outcome for outcome in outcomes if outcome.state is State.REFUSED]

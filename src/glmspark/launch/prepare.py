@@ -11,6 +11,7 @@ from typing import Any
 from glmspark.config import Recipe, load_recipe
 from glmspark.config.paths import expand
 from glmspark.config.recipe import ModelSource
+from glmspark.config.toy import toy_of
 from glmspark.errors import GlmsparkError, UsageError
 from glmspark.launch.command import Reach, Site, client_url, free_port, is_loopback, rank_argv, rank_env
 from glmspark.launch.record import Deployment, Endpoint, Home, Limits, RankRecord, home, new_id, scratch_of
@@ -22,6 +23,7 @@ from glmspark.nodes.facts.host import HOSTNAME
 from glmspark.nodes.facts.memory import MEMORY
 from glmspark.nodes.transport import Transport, gather
 from glmspark.plan import MachineFacts, Plan, plan_local
+from glmspark.plan.checks import check_one_machine, check_runnable
 
 KEY_ADVICE = (
     "set GLMSPARK_API_KEY, or give --api-key-env NAME or --api-key-file FILE; --insecure serves without one"
@@ -35,7 +37,8 @@ _OTHER_TOKENIZER = {"tokenizer", "tokenizer_mode", "skip_tokenizer_init"}
 @dataclass(frozen=True)
 class Request:
     """What `glmspark up` was asked for. name: of the deployment, the recipe's if None. model: a directory to
-    serve instead of the recipe's model. timeout: seconds a start may take instead of the plan's."""
+    serve instead of the recipe's model. timeout: seconds a start may take instead of the plan's. toy: the
+    recipe's counterpart at toy scale."""
 
     recipe: str = "glm-tiny"
     name: str | None = None
@@ -48,6 +51,7 @@ class Request:
     model: Path | None = None
     keep: bool = False
     timeout: float | None = None
+    toy: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,9 +90,13 @@ class Wanted:
 def read_request(request: Request) -> Wanted:
     """Read the recipe and check what needs no look at the machine.
 
-    Raises RecipeError, and UsageError for an endpoint beyond this machine without a key.
+    Raises RecipeError; PlanError for a recipe that this version cannot run; and UsageError for one without a
+    toy counterpart where that is asked for, and for an endpoint beyond this machine without a key.
     """
     recipe = load_recipe(request.recipe)
+    if request.toy:
+        recipe = toy_of(recipe)
+    check_runnable(recipe)
     if request.model is not None:
         source = ModelSource("path", str(expand(request.model).absolute()))
         recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"source": source})})
@@ -118,6 +126,7 @@ def machine_facts(transport: Transport) -> MachineFacts:
 def make_plan(wanted: Wanted, transport: Transport) -> Plan:
     """The plan. Raises CheckpointError and PlanError; GlmsparkError where the engine is not installed."""
     request = wanted.request
+    check_one_machine(wanted.recipe)
     checkpoint = inspect_checkpoint(locate(wanted.recipe.model.source))
     if not wanted.recipe.engine.args.keys() & _OTHER_TOKENIZER:
         check_tokenizer(checkpoint.directory)

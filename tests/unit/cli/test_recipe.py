@@ -35,7 +35,32 @@ def test_list():
     assert "glm-tiny" in result.stdout
     found = json.loads(run("list", "--json").stdout)
     assert [row["name"] for row in found] == recipe_names()
-    assert {"tp", "pp", "max_model_len", "model", "description", "name"} == found[0].keys()
+    assert {"tp", "pp", "max_model_len", "model", "description", "name"} <= found[0].keys()
+    rows = {row["name"]: row for row in found}
+    assert (rows["glm-tiny"]["nodes"], rows["glm-tiny"]["lacks"]) == (1, [])
+    million = rows["glm-5.2-4x-dspark-1m"]
+    assert (million["nodes"], million["dcp"], million["link"], million["toy"]) == (4, 4, "rdma", True)
+    assert million["lacks"]
+
+
+def test_list_says_which_run_and_on_what(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    rows = {line.split()[0]: line for line in run("list").stdout.splitlines() if line.strip()}
+    assert "this machine" in rows["glm-tiny"]
+    assert "8 nodes" in rows["glm-5.2-8x-mtp"]
+    assert "not yet" in rows["glm-5.2-4x-dspark-1m"]
+    assert "TP4 DCP4" in rows["glm-5.2-4x-dspark-1m"]
+    assert "PP3 ray" in rows["glm-5.2-reap-469b-3x-pp"]
+    assert rows["not"].startswith("not yet: ")
+
+
+def test_show_says_what_is_missing_and_whose_figures_these_are():
+    done = run("show", "glm-5.2-4x-dspark-1m")
+    assert done.stdout == recipe_path("glm-5.2-4x-dspark-1m").read_text()
+    assert done.stderr.count("not yet: ") == 2
+    assert "not yet: attention for a GB10 with context parallelism" in done.stderr
+    assert "glmspark has measured none" in done.stderr
+    assert run("show", "glm-tiny").stderr == ""
 
 
 def test_show_prints_the_file_itself_and_all_values_as_json():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import socket
@@ -44,6 +45,37 @@ def assert_refused(done: Done, state: Path, *texts: str, code: int = 1) -> None:
 
 def test_unknown_recipe_names_the_nearest(glmspark: Glmspark, state: Path) -> None:
     assert_refused(glmspark("up", "glm-tinny"), state, "glm-tinny", "did you mean glm-tiny?")
+
+
+def test_a_recipe_that_cannot_be_run_yet_says_why(glmspark: Glmspark, state: Path) -> None:
+    assert_refused(
+        glmspark("up", "glm-5.2-4x-dspark-1m"),
+        state,
+        "glm-5.2-4x-dspark-1m cannot be run yet: attention for a GB10",
+        "the DSpark drafter's ring",
+        "`glmspark up glm-5.2-4x-dspark-1m --toy`",
+    )
+
+
+def test_a_recipe_for_sparks_does_not_start_on_one_machine(glmspark: Glmspark, state: Path) -> None:
+    assert_refused(
+        glmspark("up", "glm-5.2-4x-mtp"), state, "is for 4 nodes with a GPU each", "--cluster", "--toy"
+    )
+
+
+def test_at_toy_scale_it_plans_here(glmspark: Glmspark, state: Path) -> None:
+    done = glmspark("up", "glm-5.2-4x-mtp", "--toy", "--dry-run", "--json")
+    assert done.code == 0, done.err
+    assert done.json["name"] == "glm-5.2-4x-mtp-toy"
+    assert len(done.json["commands"]) == 4
+    argv = done.json["commands"][0]["argv"]
+    assert json.loads(argv[argv.index("--speculative-config") + 1]) == {
+        "method": "mtp",
+        "num_speculative_tokens": 2,
+    }
+    assert argv[argv.index("--load-format") + 1] == "spark"
+    assert "--kv-cache-dtype" not in argv
+    assert_refused(glmspark("up", "glm-tiny", "--toy"), state, "glm-tiny has no toy counterpart", code=2)
 
 
 def test_unknown_key_names_its_line_and_the_nearest(glmspark: Glmspark, state: Path, tmp_path: Path) -> None:

@@ -9,8 +9,6 @@ from glmspark.config.loader import recipe_path
 from glmspark.plan.flags import engine_flags
 from tests.unit.config.recipes import recipe_data
 
-TEXT = json.dumps
-
 
 def recipe(**sections):
     return parse_recipe(json.dumps(recipe_data(**sections)).encode(), "toy.yaml")
@@ -70,6 +68,7 @@ def test_a_drafter_becomes_vllms_own_setting():
         ({"needs": {"disk": "4 lb"}}, "needs.disk: unknown unit 'lb'"),
         ({"sources": [{"url": "ftp://x", "takes": "y"}]}, "sources[0].url: 'ftp://x' does not match"),
         ({"sources": [{"url": "https://x.org/y"}]}, "key 'takes' is missing under sources[0]"),
+        ({"sources": [{"takes": "y"}]}, "a source has a url or, where there is none, a title"),
         ({"canaries": "glm-9"}, "'glm-9' is no list of canaries that comes with glmspark; those are glm-5.2"),
         ({"patches": {"required": ["A b"]}}, "patches.required[0]"),
         ({"engine": {"args": {"decode_context_parallel_size": 2}}}, "set by layout.dcp"),
