@@ -80,6 +80,10 @@ class Ranks:
             words += ["--master-addr", "127.0.0.1", "--master-port", str(self.master_port)]
         return words + (["--headless"] if rank else ["--host", "127.0.0.1", "--port", str(self.port)])
 
+    def variables(self, rank: int) -> dict[str, str]:
+        """What only this rank has in its environment."""
+        return {}
+
     def log(self, rank: int) -> str:
         """What a rank wrote so far."""
         return (self.logs / f"rank-{rank}.log").read_text(errors="replace")
@@ -94,6 +98,7 @@ class Ranks:
                 "VLLM_HOST_IP": "127.0.0.1",
                 "GLOO_SOCKET_IFNAME": "lo",
                 "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, mine)),
+                **self.variables(rank),
                 **self.environment,
             }
             with (self.logs / f"rank-{rank}.log").open("wb") as log:

