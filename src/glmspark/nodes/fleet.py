@@ -49,6 +49,16 @@ class Fleet:
         address = self._addresses[name]
         return LocalNode(name) if address is None else await connect(address)
 
+    async def again(self, name: str) -> Node:
+        """A new connection to a node, in the place of one that broke. Raises NodeError; then the old stays."""
+        node = await self._open(name)
+        before = self.nodes.get(name)
+        self.nodes[name] = node
+        self.lost.pop(name, None)
+        if before is not None:
+            await before.close()
+        return node
+
     async def each(
         self, work: Callable[[Node], Awaitable[T]], *, names: Sequence[str] | None = None
     ) -> dict[str, T | NodeError]:

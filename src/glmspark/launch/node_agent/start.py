@@ -1,0 +1,168 @@
+"""Starting the agent, detached from who asked for it, and reaping what it leaves when it is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+from .agent import Agent
+from .files import Home, Trouble, as_json, put, say, take_lock, write, write_json
+from .proc import HOME_MARK, ID_MARK, boot_id
+from .spec import VERSION, Spec
+from .sweep import close_lost, is_scratch, sweep
+
+
+def start(home: Home, text: bytes) -> int:
+    """Start what a spec says; print one JSON line that says how it went. Raises Trouble."""
+    value = as_json(text, "the spec")
+    spec = Spec.parse(value)
+    step = f"start rank {spec.rank}"
+    if value.get("directory") not in (None, str(home.path)):
+        raise Trouble(f"the spec is for {value['directory']}, not {home.path}", step="read the spec")
+    lock = take_lock(home.lock_file)
+    if lock is None:
+        known = home.state() or {}
+        seen = f"id {known.get('id')}, {known.get('state')}"
+        advice = f"`glmspark down {home.name}` first"
+        raise Trouble(f"{home.name} already runs there", step=step, seen=seen, next=advice)
+    swept = sweep(home)
+    if swept.stubborn:
+        raise Trouble(
+            f"something of an earlier start of {home.name} would not go",
+            step="clean up",
+            seen="\n".join(swept.stubborn),
+        )
+    _prepare(home, spec, value)
+    read, report = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        if os.fork():
+            os._exit(0)
+        _become_agent(home, spec, lock, report)
+    os.close(report)
+    os.waitpid(child, 0)
+    with os.fdopen(read, "rb") as answer:
+        line = answer.readline()
+    os.close(lock)
+    if not line:
+        raise Trouble("the agent ended as it started", step=step, seen=_last(home.logs / "agent.log"))
+    said = json.loads(line)
+    if not said["ok"]:  # it is cleaning up; afterwards the next start may come
+        take_lock(home.lock_file, 10.0)
+    put(said)
+    return 0 if said["ok"] else 1
+
+
+def _prepare(home: Home, spec: Spec, value: dict[str, object]) -> None:
+    """Write everything the agent needs. Raises Trouble; then no secret is left."""
+    home.prepare()
+    now = time.time()
+    first = {
+        "version": VERSION, "id": spec.id, "name": spec.name, "node": spec.node,
+        "rank": spec.rank, "world": spec.world, "runtime": "container" if spec.container else "process",
+        "state": "starting", "since": now, "created": now, "proven": False, "reason": None,
+        "agent": None, "main": None, "container": None, "image": None, "docker": spec.docker,
+        "family": [], "processes": [], "shared_memory": [], "peers": [],
+        "boot_id": boot_id(), "directory": str(home.path), "scratch": spec.scratch,
+    }  # fmt: skip
+    try:
+        if sys.argv[0] != str(home.agent):
+            write(home.agent, Path(sys.argv[0]).read_bytes())
+        if spec.scratch is not None:
+            _make_scratch(Path(spec.scratch))
+        write_json(home.spec_file, {name: part for name, part in value.items() if name != "record"})
+        if "record" in value:
+            write_json(home.record_file, value["record"])
+        if spec.container:
+            lines = "".join(f"{name}={text}\n" for name, text in spec.env_file.items())
+            write(home.env_file, lines.encode())
+        if spec.secrets.get("lockstep"):
+            write(home.lockstep_file, spec.secrets["lockstep"].encode())
+        write_json(home.state_file, first)
+    except Trouble:
+        home.forget()
+        home.spec_file.unlink(missing_ok=True)
+        if spec.scratch is not None:
+            shutil.rmtree(spec.scratch, ignore_errors=True)
+        raise
+
+
+def _make_scratch(path: Path) -> None:
+    if is_scratch(path):
+        shutil.rmtree(path, ignore_errors=True)
+    try:
+        path.mkdir(mode=0o700)
+    except OSError as error:
+        advice = "if it is not another user's, remove it"
+        raise Trouble(f"cannot make {path}: {error.strerror}", step=f"make {path}", next=advice) from error
+
+
+def _become_agent(home: Home, spec: Spec, lock: int, report: int) -> None:
+    """What the forked child does; it never returns."""
+    try:
+        os.chdir(home.path)
+        null = os.open(os.devnull, os.O_RDWR)
+        try:
+            log = os.open(home.logs / "agent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        except OSError:
+            log = null
+        for number, handle in ((0, null), (1, log), (2, log)):
+            os.dup2(handle, number)
+        for entry in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
+            if entry > 2 and entry not in (lock, report):
+                with contextlib.suppress(OSError):
+                    os.close(entry)
+        for name in (ID_MARK, HOME_MARK):  # the agent is no part of what it watches
+            os.environ.pop(name, None)
+        asyncio.run(_live_and_go(Agent(home, spec, lock, report)))
+    except BaseException as error:  # noqa: BLE001 - a forked child must never run on into its parent's code
+        say(f"the agent failed: {error!r}")
+    finally:
+        os._exit(1)
+
+
+async def _live_and_go(agent: Agent) -> None:
+    await agent.run()
+    os._exit(0)  # at once: a thread may still wait for Docker
+
+
+def reap(home: Home, pipe: int) -> int:
+    """Wait for the agent's end; where it says nothing before it, stop its rank. It holds the lock as well."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    os.chdir(home.path)
+    if os.read(pipe, 1) == b".":
+        return 0
+    swept = sweep(home)
+    if (home.state() or {}).get("state") == "starting":
+        time.sleep(1.0)  # for a container whose start was under way
+        swept.containers += sweep(home).containers
+    say(f"the agent was killed; removed {swept}")
+    close_lost(home, "the node's agent ended unexpectedly", swept)
+    return 0
+
+
+def kept(home: Home) -> bytes:
+    """The spec of the last start. Raises Trouble where none is kept."""
+    try:
+        return home.spec_file.read_bytes()
+    except OSError:
+        raise Trouble(
+            f"nothing is kept of {home.name} to start it again",
+            step="read the spec",
+            next="`glmspark up` does",
+        ) from None
+
+
+def _last(path: Path) -> str | None:
+    with contextlib.suppress(OSError):
+        return path.read_text(errors="replace").strip()[-1500:] or None
+    return None
