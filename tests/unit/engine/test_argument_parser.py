@@ -1,4 +1,4 @@
-"""vLLM's parser is found where 0.32 and where 0.33 keep it. The vLLM here is a few files made for the test."""
+"""vLLM's parser is found where 0.32 and where 0.33 keep it. The vLLM here is a few files made for this."""
 
 import subprocess
 import sys
