@@ -20,6 +20,9 @@ class Display(Protocol):
     def update(self, deployment: Deployment, verdicts: list[Verdict]) -> None:
         """Show the record and the verdicts so far."""
 
+    def note(self, text: str) -> None:
+        """Show what is being done before ranks are started."""
+
     def finish(self) -> None:
         """Nothing more will come."""
 
@@ -51,6 +54,8 @@ class PlainDisplay:
         self._verdicts: set[str] = set()
         self._announced = False
         self._proving = False
+        self._began = time.time()
+        self._noted = ""
 
     def update(self, deployment: Deployment, verdicts: list[Verdict]) -> None:
         """Print what is new."""
@@ -73,6 +78,13 @@ class PlainDisplay:
                 self._print(time.time() - deployment.created, verdict_line(verdict))
                 for cause in verdict.causes:
                     self._print(None, f"      likely: {cause}")
+
+    def note(self, text: str) -> None:
+        """Print it with the seconds since then; the progress of one thing as one line."""
+        subject = text.partition(": ")[0]
+        if subject != self._noted:
+            self._noted = subject
+            self._print(time.time() - self._began, text)
 
     def _print(self, seconds: float | None, text: str) -> None:
         head = " " * 9 if seconds is None else f"{max(seconds, 0.0):7.1f} s"
@@ -100,6 +112,7 @@ class LiveDisplay:
         self._name = name
         self._deployment: Deployment | None = None
         self._verdicts: list[Verdict] = []
+        self._noted = f"planning {name}"
         self._live = Live(
             console=Console(file=stream), get_renderable=self._draw, refresh_per_second=5, transient=False
         )
@@ -108,6 +121,10 @@ class LiveDisplay:
         """Take what is new; the next drawing shows it."""
         self._deployment, self._verdicts = deployment, verdicts
 
+    def note(self, text: str) -> None:
+        """Show it until the first rank is started."""
+        self._noted = text
+
     def _draw(self) -> RenderableType:
         from rich.console import Group
         from rich.table import Table
@@ -115,7 +132,7 @@ class LiveDisplay:
 
         deployment = self._deployment
         if deployment is None:
-            return Text(f"planning {self._name}", style="dim")
+            return Text(self._noted, style="dim")
         now = time.time() if not deployment.state.over else deployment.since
         plan = deployment.plan
         title = Text.assemble(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -27,6 +27,16 @@ def up(  # noqa: PLR0913, PLR0917 - one parameter for each option
     ] = "glm-tiny",
     name: Annotated[
         str | None, typer.Option(help="Name of the deployment; the recipe's name if not given.")
+    ] = None,
+    cluster: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Serve on the nodes of this cluster.yaml.")
+    ] = None,
+    nodes: Annotated[
+        str | None,
+        typer.Option(metavar="A,B,...", help="Of these nodes; rank 0, with the API, on the first."),
+    ] = None,
+    backend: Annotated[
+        str | None, typer.Option(help="What holds the ranks together: mp, ray or lockstep.", metavar="NAME")
     ] = None,
     tp: Annotated[int | None, typer.Option(help="Ranks that share every layer.", min=1)] = None,
     pp: Annotated[int | None, typer.Option(help="Stages that share out the layers.", min=1)] = None,
@@ -56,6 +66,12 @@ def up(  # noqa: PLR0913, PLR0917 - one parameter for each option
     keep: Annotated[
         bool, typer.Option("--keep", help="Leave it running when a canary fails, to look into it.")
     ] = False,
+    lock: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write the lock file of what is started here.")
+    ] = None,
+    locked: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Start only what agrees with this lock file.")
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan and the commands; start nothing.")
     ] = False,
@@ -63,10 +79,13 @@ def up(  # noqa: PLR0913, PLR0917 - one parameter for each option
 ) -> None:
     """Serve a recipe: plan it, start its ranks, prove that it answers rightly.
 
-    Without a recipe it serves glm-tiny on this machine. It returns when every canary has passed; the
-    deployment then goes on by itself until `glmspark down`. Ctrl-C before that stops everything it started.
+    Without a recipe it serves glm-tiny; without --cluster, on this machine. It returns when every canary has
+    passed; the deployment then goes on by itself until `glmspark down`. Ctrl-C before that stops everything
+    it started.
 
     Example: [bold]glmspark up --pp 2 --port 8001[/bold]
+
+    Example: [bold]glmspark up glm-tiny --cluster cluster.yaml --tp 2[/bold]
 
     Exit codes: 0 ready (or it was already), 1 failed, 2 wrong use, 130 interrupted.
     """
@@ -85,12 +104,39 @@ def up(  # noqa: PLR0913, PLR0917 - one parameter for each option
         keep=keep,
         timeout=timeout,
         toy=toy,
+        backend=_backend(backend),
     )
     wanted = read_request(request)
+    if cluster is not None:
+        from glmspark.cli.up_cluster import up_cluster
+
+        up_cluster(wanted, cluster, nodes=nodes, lock=lock, locked=locked, dry_run=dry_run, as_json=as_json)
+        return
+    _refuse_cluster_options(nodes=nodes, lock=lock, locked=locked)
     if dry_run:
         _print_plan(wanted, as_json)
         return
     _start(wanted, as_json)
+
+
+def _backend(name: str | None) -> Literal["mp", "ray", "lockstep"] | None:
+    from glmspark.errors import UsageError
+
+    known: dict[str, Literal["mp", "ray", "lockstep"]] = {"mp": "mp", "ray": "ray", "lockstep": "lockstep"}
+    if name is not None and name not in known:
+        raise UsageError(f"there is no backend {name}", next=f"backends are {', '.join(known)}")
+    return None if name is None else known[name]
+
+
+def _refuse_cluster_options(**given: object) -> None:
+    from glmspark.errors import UsageError
+
+    for option, value in given.items():
+        if value is not None:
+            raise UsageError(
+                f"--{option} is for a cluster, and none is named",
+                next="add --cluster cluster.yaml; `glmspark init` writes that file",
+            )
 
 
 def _api_key(variable: str | None, file: Path | None) -> str | None:

@@ -6,7 +6,7 @@ import importlib.util
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from glmspark.config import Recipe, load_recipe
 from glmspark.config.paths import expand
@@ -25,6 +25,8 @@ from glmspark.nodes.transport import Transport, gather
 from glmspark.plan import MachineFacts, Plan, plan_local
 from glmspark.plan.checks import check_one_machine, check_runnable
 
+Backend = Literal["mp", "ray", "lockstep"]
+
 KEY_ADVICE = (
     "set GLMSPARK_API_KEY, or give --api-key-env NAME or --api-key-file FILE; --insecure serves without one"
 )
@@ -38,7 +40,7 @@ _OTHER_TOKENIZER = {"tokenizer", "tokenizer_mode", "skip_tokenizer_init"}
 class Request:
     """What `glmspark up` was asked for. name: of the deployment, the recipe's if None. model: a directory to
     serve instead of the recipe's model. timeout: seconds a start may take instead of the plan's. toy: the
-    recipe's counterpart at toy scale."""
+    recipe's counterpart at toy scale. backend: what holds the ranks together, the recipe's if None."""
 
     recipe: str = "glm-tiny"
     name: str | None = None
@@ -52,6 +54,7 @@ class Request:
     keep: bool = False
     timeout: float | None = None
     toy: bool = False
+    backend: Backend | None = None
 
 
 @dataclass(frozen=True)

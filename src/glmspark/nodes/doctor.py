@@ -62,25 +62,37 @@ async def look(
     expected.image must be on the nodes. said: told each step, for people who wait.
     """
     expected = expected or (expected_of(cluster) if cluster else Expected())
-    facts: dict[str, Facts] = {}
     async with Fleet(where) as fleet:
-        lost: dict[str, NodeError] = dict(fleet.lost)
-        for step, ask in (
-            ("gathering facts", _ask_everything),
-            ("trying paths between nodes", _ask_paths(cluster, facts)),
-            (f"running the GPU probes ({SECONDS:g} s)", _ask_probes(expected, facts) if load else None),
-        ):
-            if ask is None:
-                continue
-            said(step)
-            results = await fleet.each(ask, names=[name for name in fleet.nodes if name not in lost])
-            for name, result in results.items():
-                if isinstance(result, NodeError):
-                    lost[name] = result
-                    facts.pop(name, None)
-                else:
-                    facts[name] = result
-    return Look({name: facts[name] for name in where if name in facts}, lost, cluster, expected)
+        return await look_at(fleet, cluster=cluster, expected=expected, load=load, said=said)
+
+
+async def look_at(
+    fleet: Fleet,
+    *,
+    cluster: Cluster | None,
+    expected: Expected,
+    load: bool = False,
+    said: Callable[[str], None] = lambda _: None,
+) -> Look:
+    """The same for nodes that are connected already; see look."""
+    facts: dict[str, Facts] = {}
+    lost: dict[str, NodeError] = dict(fleet.lost)
+    for step, ask in (
+        ("gathering facts", _ask_everything),
+        ("trying paths between nodes", _ask_paths(cluster, facts)),
+        (f"running the GPU probes ({SECONDS:g} s)", _ask_probes(expected, facts) if load else None),
+    ):
+        if ask is None:
+            continue
+        said(step)
+        results = await fleet.each(ask, names=[name for name in fleet.nodes if name not in lost])
+        for name, result in results.items():
+            if isinstance(result, NodeError):
+                lost[name] = result
+                facts.pop(name, None)
+            else:
+                facts[name] = result
+    return Look({name: facts[name] for name in fleet.nodes if name in facts}, lost, cluster, expected)
 
 
 async def _ask_everything(node: Node) -> Facts:

@@ -188,6 +188,26 @@ class SshNode(Node):
     def _late(self, argv: Sequence[str], timeout: float, step: str, *, seen: str | None = None) -> NodeError:
         return NodeError(f"{argv[0]} did not end within {timeout:g} s", host=self.host, step=step, seen=seen)
 
+    async def open(self, argv: Sequence[str]) -> asyncssh.SSHClientProcess[bytes]:
+        """Start a command whose ends one reads and writes oneself, in bytes; close it when done.
+
+        Raises NodeError where the node does not start it.
+        """
+        try:
+            return await self._connection.create_process(command_line(argv), encoding=None)
+        except (asyncssh.Error, OSError) as error:
+            raise self._gone(shown(argv), str(error)) from error
+
+    async def forward(self, host: str, port: int) -> asyncssh.SSHListener:
+        """A port of this machine (`get_port()`, on 127.0.0.1) that leads to one the node reaches.
+
+        It goes when it is closed, or the connection is. Raises NodeError where the node does not allow it.
+        """
+        try:
+            return await self._connection.forward_local_port("127.0.0.1", 0, host, port)
+        except (asyncssh.Error, OSError) as error:
+            raise self._gone(f"forward a port to {host}:{port}", str(error)) from error
+
     async def close(self) -> None:
         """Close the connection."""
         self._connection.close()

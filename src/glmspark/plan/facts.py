@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["MachineFacts"]
+from glmspark.nodes.facts.network import Route
+from glmspark.nodes.facts.ports import Listener
+from glmspark.nodes.facts.rdma import RdmaPort
+
+__all__ = ["MachineFacts", "NodeFacts"]
 
 
 @dataclass(frozen=True)
@@ -24,3 +28,18 @@ class MachineFacts:
         """Whether vLLM has a DSA backend here: it has none on the CPU
         (`CpuPlatform.get_attn_backend_cls` refuses `use_sparse`)."""
         return self.platform != "cpu"
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """One node of a cluster, as it is now.
+
+    board: what tells machines apart. Nodes of a lab have one in common, and with it cores and memory.
+    listeners, routes, rdma: of the node's network.
+    """
+
+    machine: MachineFacts
+    board: str
+    listeners: tuple[Listener, ...] = ()
+    routes: tuple[Route, ...] = ()
+    rdma: tuple[RdmaPort, ...] = ()

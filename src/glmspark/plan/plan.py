@@ -99,6 +99,7 @@ class Plan(_Data):
     endpoint: Endpoint
     limits: Limits
     kv_tokens: int
+    platform: Literal["cpu", "cuda"] = "cpu"
     backend: Literal["mp", "ray", "lockstep"] = "mp"
     ports: Ports = Ports()
     flags: dict[str, FlagValue]

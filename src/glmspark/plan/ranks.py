@@ -56,17 +56,20 @@ def uses_dsa(recipe: Recipe, checkpoint: Checkpoint, facts: MachineFacts) -> boo
     )
 
 
-def kv_blocks(recipe: Recipe, checkpoint: Checkpoint, where: Sequence[Place], facts: MachineFacts) -> int:
+def kv_blocks(
+    recipe: Recipe, checkpoint: Checkpoint, where: Sequence[Place], facts: MachineFacts, *, dcp: int = 1
+) -> int:
     """Blocks of the KV cache: vLLM gives every rank as many as the rank with the most layers can hold.
 
-    Raises PlanError where they do not hold one request of full length.
+    dcp: ranks that share out a layer's tokens. Raises PlanError where they do not hold one request of full
+    length.
     """
     engine, dsa = recipe.engine, uses_dsa(recipe, checkpoint, facts)
     widest = max(where, key=lambda place: place.layers[1] - place.layers[0])
     token = kv_bytes_per_token(checkpoint, widest, element=_cache_element(recipe), indexer=dsa)
     block = BLOCK_TOKENS * token
     blocks = engine.kv_cache_memory // block
-    wanted = -(-engine.max_model_len // BLOCK_TOKENS)
+    wanted = -(-engine.max_model_len // (BLOCK_TOKENS * dcp))
     if blocks < wanted:
         raise PlanError(
             f"kv_cache_memory {format_size(engine.kv_cache_memory)} does not hold one request of "
@@ -74,7 +77,7 @@ def kv_blocks(recipe: Recipe, checkpoint: Checkpoint, where: Sequence[Place], fa
             host=facts.hostname,
             step="plan the KV cache",
             next=f"set engine.kv_cache_memory to at least {-(-wanted * block // MIB)}MiB, or "
-            f"engine.max_model_len to at most {blocks * BLOCK_TOKENS}",
+            f"engine.max_model_len to at most {blocks * BLOCK_TOKENS * dcp}",
         )
     return blocks
 

@@ -55,7 +55,7 @@ def same_image(look: Look) -> Iterator[Verdict]:
         if images is None:
             yield Judge("same image", node).unread(facts, IMAGES)
             continue
-        identity = _identity(images, wanted)
+        identity = identity_of(images, wanted)
         if identity is None:
             missing.append(node)
         else:
@@ -74,7 +74,8 @@ def same_image(look: Look) -> Iterator[Verdict]:
         yield judge.ok(f"{wanted} is {next(iter(found.values()))[7:19]} everywhere")
 
 
-def _identity(images: tuple[Image, ...], wanted: str) -> str | None:
+def identity_of(images: tuple[Image, ...], wanted: str) -> str | None:
+    """The id of an image among a node's, by name (`:latest` where no tag is given) or id; None without it."""
     named = wanted if ":" in wanted.rpartition("/")[2] or "@" in wanted else f"{wanted}:latest"
     for image in images:
         if image.name == named or image.id == wanted:
