@@ -95,16 +95,14 @@ def container_argv(
     argv += ["--label", f"glmspark.deployment={deployment}", "--label", f"glmspark.id={deployment_id}"]
     argv += ["--network", "host", "--ipc", "host", "--uts", "host", "--restart", "no"]
     argv += ["--log-driver", "json-file", "--log-opt", "max-size=50m"]
-    argv += ["--user", f"{seat.uid}:{seat.gid}", "--ulimit", "memlock=-1:-1"]
+    argv += ["--user", f"{seat.uid}:{seat.gid}"]
     if seat.gpu:
-        argv += ["--gpus", "all"]
+        argv += ["--gpus", "all", "--ulimit", "memlock=-1:-1"]
     if seat.verbs:
         argv += ["--device", "/dev/infiniband", "--cap-add", "IPC_LOCK"]
     read_only = [*runtime.mounts, plan.model_dir]
     if plan.backend != "mp":
         read_only.append(seat.secret)
-    if any(path.startswith("/root/") for path in read_only):
-        argv += ["--tmpfs", "/root:mode=0755,size=64k"]  # an image's own is closed to other users
     for path in read_only:
         argv += ["--mount", f"type=bind,src={path},dst={path},readonly"]
     for path in (seat.scratch, seat.cache):
