@@ -78,3 +78,26 @@ def test_containers_of_one_node_are_not_seen_on_another(lab_with_image: VirtualS
         assert "sleep 300" not in lab.shell("spark2", "ps", "-eo", "args")
     finally:
         lab.shell("spark1", "docker", "kill", "mine")
+
+
+def test_the_labs_image_is_built_on_a_node(lab_with_image: VirtualSparks) -> None:
+    """`docker build` of the lab's Dockerfile, by the node's own Engine; the image runs this environment."""
+    import sys
+
+    lab = lab_with_image
+    tag = "glmspark-lab:built"
+    built = json.loads(lab.glmspark("image", "build", "--lab", "--tag", tag, "--json").stdout)
+    assert (built["tag"], built["node"]) == (tag, "spark1")
+    try:
+        (found,) = json.loads(lab.shell("spark1", "docker", "image", "inspect", tag))
+        assert found["Id"] == built["id"]
+        assert found["Config"]["Labels"]["glmspark.version"] == __version__
+        assert found["Config"]["Entrypoint"] in (None, [])
+        mounts = [word for path in engine_mounts() for word in ("--volume", f"{path}:{path}:ro")]
+        # Found by the image's own PATH: the environment's Python, with what it needs.
+        python = ["python", "-c", "import glmspark, sys; print(glmspark.__version__, sys.prefix)"]
+        seen = lab.shell("spark1", "docker", "run", *HOST, *mounts, "--workdir", "/", tag, *python)
+        assert seen.split() == [__version__, sys.prefix]
+        assert lab.shell("spark2", "docker", "image", "ls", "--quiet", tag) == ""
+    finally:
+        lab.shell("spark1", "docker", "image", "rm", tag)

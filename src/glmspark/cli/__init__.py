@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from glmspark import __version__
-from glmspark.cli import chat, doctor, down, init, lab, logs, patches, recipe, status, tune, up
+from glmspark.cli import chat, doctor, down, image, init, lab, logs, patches, recipe, status, tune, up
 from glmspark.cli.console import own_command, print_json, wants_colour
 
 app = typer.Typer(
@@ -33,6 +33,7 @@ app.command()(init.init)
 app.command()(doctor.doctor)
 app.add_typer(tune.app)
 app.add_typer(recipe.app)
+app.add_typer(image.app)
 app.add_typer(lab.app)
 
 
