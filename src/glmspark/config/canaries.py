@@ -187,8 +187,10 @@ def shipped_canaries(value: object) -> object:
 
     Raises ValueError for an unknown name, with all of them.
     """
+    if isinstance(value, list):
+        return tuple(value)  # behind this function JSON's own arrays are no longer taken for tuples
     if not isinstance(value, str):
-        return value
+        return tuple(value) if isinstance(value, list) else value  # JSON, as in records, knows lists only
     place = files("glmspark.recipes") / "canaries"
     known = sorted(
         entry.name.removesuffix(".yaml") for entry in place.iterdir() if entry.name.endswith(".yaml")

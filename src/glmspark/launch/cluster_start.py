@@ -60,6 +60,9 @@ class Starter:
             raise
         except GlmsparkError as error:
             reason = reasons.of_error(error)
+        except BaseException as error:  # whatever it is, the ranks must not outlive it
+            await self._end(reasons.failed(f"glmspark itself failed: {error!r}"))
+            raise
         if reason is not None:
             await self._fail(reason)
             raise StartError(self.deployment)

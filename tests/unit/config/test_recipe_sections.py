@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from glmspark.config import RecipeError, parse_recipe
+from glmspark.config import RecipeError, load_recipe, parse_recipe, recipe_names
 from glmspark.config.loader import recipe_path
 from glmspark.plan.flags import engine_flags
 from tests.unit.config.recipes import recipe_data
@@ -105,3 +105,9 @@ def test_a_context_too_short_for_a_list_by_name_is_refused_by_the_canary():
 def test_lists_of_canaries_are_no_recipes():
     with pytest.raises(RecipeError, match="no recipe of this name"):
         recipe_path("glm-5.2")
+
+
+@pytest.mark.parametrize("name", sorted(recipe_names()))
+def test_a_recipe_comes_back_from_a_record(name):
+    one = load_recipe(name)
+    assert type(one).model_validate_json(json.dumps(one.model_dump(mode="json"))) == one
