@@ -42,7 +42,9 @@ def test_a_recipe_cannot_be_changed():
 
 def test_what_show_prints_as_json_is_the_same_recipe():
     recipe = load_recipe("glm-tiny")
-    assert parse_recipe(json.dumps(recipe.model_dump(mode="json")).encode(), "x.yaml") == recipe
+    data = json.dumps(recipe.model_dump(mode="json"))
+    assert parse_recipe(data.encode(), "x.yaml") == recipe
+    assert Recipe.model_validate_json(data) == recipe  # as records are read
 
 
 @pytest.mark.parametrize(
