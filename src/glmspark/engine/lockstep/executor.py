@@ -17,7 +17,7 @@ from vllm.utils.system_utils import get_mp_context
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.executor.multiproc_executor import set_multiprocessing_worker_envs
 
-from glmspark.engine.lockstep import LockstepError, facts
+from glmspark.engine.lockstep import LockstepError, facts, hangup, memory
 from glmspark.engine.lockstep.link import Link
 from glmspark.engine.lockstep.local import run_local_worker
 from glmspark.engine.lockstep.meeting import Gathering, listen
@@ -37,6 +37,7 @@ class LockstepExecutor(Executor):
 
     def _init_executor(self) -> None:
         self.settings = Settings.read()
+        hangup.end_with_parent(os._exit)
         self._begun = time.monotonic()
         self._stepped = False
         self._board: Switchboard | None = None
@@ -67,7 +68,10 @@ class LockstepExecutor(Executor):
             links |= Gathering(self.settings, door, mine).run()
         self._board = Switchboard(links)
         address = join_host_port(self.settings.host_ip, get_open_port())
-        self._board.call(BOOT, (address,), limit=self._limit(), vital=True).result()
+        try:
+            self._board.call(BOOT, (address,), limit=self._limit(), vital=True).result()
+        finally:
+            memory.forget(address)
 
     def _start_worker(self, door: socket.socket | None) -> Link:
         """Rank 0's own worker, in a process of its own."""

@@ -8,6 +8,7 @@ signal has come, and ends the process.
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import select
 import signal
@@ -22,6 +23,7 @@ GRACE = 1.0
 """Seconds the main thread gets to read what rank 0 said last; it ends the process itself then."""
 
 STOPPED = 0
+PARENT_GONE = 1
 RANK_0_GONE = 3
 
 End = Callable[[int], object]
@@ -50,6 +52,28 @@ def _watch(link: int, signals: int | None, end: End) -> None:
             logger.error("lockstep: rank 0 is gone; ending this rank")
             end(RANK_0_GONE)
             return
+
+
+def end_with_parent(end: End) -> None:
+    """Call `end` when the process that has started this one by multiprocessing is gone; vLLM's engine core
+    would stay. Does nothing in a process that was not started so."""
+    parent = multiprocessing.parent_process()
+    if parent is None or parent.pid is None:
+        return
+    try:
+        handle = os.pidfd_open(parent.pid)
+    except ProcessLookupError:
+        end(PARENT_GONE)
+        return
+    threading.Thread(target=_outlive, args=(handle, end), name="LockstepParent", daemon=True).start()
+
+
+def _outlive(handle: int, end: End) -> None:
+    poll = select.poll()
+    poll.register(handle, select.POLLIN)
+    poll.poll()
+    logger.error("lockstep: the API server is gone; ending the engine")
+    end(PARENT_GONE)
 
 
 def signal_bytes() -> int:

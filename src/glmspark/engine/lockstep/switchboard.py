@@ -78,6 +78,9 @@ class Switchboard:
         self._lock = threading.RLock()
         self._closing = False
         self._by_descriptor = {link.fileno(): rank for rank, link in self.links.items()}
+        self._arrivals = select.epoll()
+        for descriptor in self._by_descriptor:
+            self._arrivals.register(descriptor, select.EPOLLIN)
         self._watcher = threading.Thread(target=self._watch, name="LockstepWatcher", daemon=True)
         self._watcher.start()
 
@@ -203,28 +206,18 @@ class Switchboard:
             self.fail(str(error))
             self._check()
 
-    def _poll(self, events: int) -> select.poll:
-        poll = select.poll()
-        for link in self.links.values():
-            poll.register(link.fileno(), events)
-        return poll
-
     def _pump(self, seconds: float) -> None:
         """Wait until something comes, at most `seconds`, and take it."""
-        self._poll(select.POLLIN).poll(max(seconds, 0) * 1000)
+        self._arrivals.poll(max(seconds, 0))
         self._drain()
 
     def _drain(self) -> None:
-        """Take all frames that have come."""
+        """Take what has come; looked at again with the lock held, for the other thread may have taken it."""
         with self._lock:
-            while self.failure is None and not self._closing:
-                ready = self._poll(select.POLLIN).poll(0)
-                if not ready:
-                    return
+            while self.failure is None and not self._closing and (ready := self._arrivals.poll(0)):
                 for descriptor, _ in ready:
-                    self._receive(self._by_descriptor[descriptor])
-                    if self.failure is not None:
-                        return
+                    if self.failure is None:
+                        self._receive(self._by_descriptor[descriptor])
 
     def _receive(self, rank: int) -> None:
         link = self.links[rank]
@@ -260,7 +253,9 @@ class Switchboard:
 
     def _watch(self) -> None:
         """Notice a rank that ends while nobody waits for an answer. Reads nothing unless one has."""
-        poll = self._poll(select.POLLRDHUP)
+        poll = select.poll()
+        for link in self.links.values():
+            poll.register(link.fileno(), select.POLLRDHUP)
         while self.failure is None and not self._closing:
             if poll.poll():
                 self._drain()

@@ -8,7 +8,6 @@ import queue
 import threading
 import traceback
 from multiprocessing import Lock
-from pathlib import Path
 from typing import Any
 
 from vllm.envs import enable_envs_cache
@@ -20,7 +19,7 @@ from vllm.v1.outputs import AsyncModelRunnerOutput
 from vllm.v1.serial_utils import run_method
 from vllm.v1.worker.worker_base import WorkerWrapperBase
 
-from glmspark.engine.lockstep import cores
+from glmspark.engine.lockstep import cores, memory
 from glmspark.engine.lockstep.link import Frame, Link
 from glmspark.engine.lockstep.switchboard import BYE
 
@@ -39,6 +38,7 @@ class LockstepWorker:
         self.rank = rank
         self.local_rank = local_rank
         self.worker: WorkerWrapperBase | None = None
+        self._address = ""
         self._sending = threading.Lock()
         self._outputs: queue.SimpleQueue[tuple[int, AsyncModelRunnerOutput]] | None = None
 
@@ -62,7 +62,11 @@ class LockstepWorker:
 
     def _run(self, method: str | bytes, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if method == BOOT:
+            self._address = args[0]
             return self.boot(*args)
+        if self._address:  # all ranks have answered the first call, so they have met
+            memory.forget(self._address)
+            self._address = ""
         return run_method(self.worker, method, args, kwargs)
 
     def boot(self, address: str) -> None:
@@ -79,7 +83,7 @@ class LockstepWorker:
                     "vllm_config": self.vllm_config,
                     "local_rank": self.local_rank,
                     "rank": self.rank,
-                    "distributed_init_method": f"tcp://{address}?node={memory_domain()}",
+                    "distributed_init_method": memory.join_address(address),
                     "is_driver_worker": self.rank % parallel.tensor_parallel_size == 0,
                     "shared_worker_lock": Lock(),
                 }
@@ -124,14 +128,3 @@ class LockstepWorker:
             except Exception as error:  # as in run
                 logger.exception("lockstep: rank %d failed to copy its output", self.rank)
                 self._refuse(number, error)
-
-
-def memory_domain() -> str:
-    """A word that ranks have in common exactly when they see the same /dev/shm.
-
-    vLLM's CPU communicator takes ranks that join by the same address for ranks of one machine, and has them
-    meet in shared memory. torch ignores this part of the address.
-    """
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip().replace("-", "")
-    memory = Path("/dev/shm").stat()  # noqa: S108 - looked at, not used
-    return f"{boot[:12]}-{memory.st_dev:x}-{memory.st_ino:x}"
