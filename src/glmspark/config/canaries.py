@@ -6,11 +6,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from importlib.resources import files
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from glmspark.config.yamltree import read_yaml
 
@@ -182,15 +183,22 @@ Canary = Annotated[
 ]
 
 
+_LIST: TypeAdapter[tuple[Canary, ...]] = TypeAdapter(tuple[Canary, ...])
+
+
 def shipped_canaries(value: object) -> object:
     """The list behind the name of one that comes with glmspark; anything else as it is.
 
     Raises ValueError for an unknown name, with all of them.
     """
     if isinstance(value, list):
-        return tuple(value)  # behind this function JSON's own arrays are no longer taken for tuples
+        # JSON's own, from a record: behind this function pydantic takes its arrays for tuples no longer.
+        try:
+            return _LIST.validate_json(json.dumps(value))
+        except ValidationError:
+            return value  # the field itself says what is wrong, and where
     if not isinstance(value, str):
-        return tuple(value) if isinstance(value, list) else value  # JSON, as in records, knows lists only
+        return _as_read(value)
     place = files("glmspark.recipes") / "canaries"
     known = sorted(
         entry.name.removesuffix(".yaml") for entry in place.iterdir() if entry.name.endswith(".yaml")
@@ -200,3 +208,13 @@ def shipped_canaries(value: object) -> object:
             f"{value!r} is no list of canaries that comes with glmspark; those are {', '.join(known)}"
         )
     return read_yaml((place / f"{value}.yaml").read_bytes()).data
+
+
+def _as_read(value: object) -> object:
+    """Lists as tuples, which is how YAML is read here: records are JSON, and what a validator before others
+    hands on is checked as strictly as Python's own values."""
+    if isinstance(value, list | tuple):
+        return tuple(_as_read(one) for one in value)
+    if isinstance(value, dict):
+        return {key: _as_read(one) for key, one in value.items()}
+    return value
