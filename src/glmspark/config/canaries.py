@@ -6,12 +6,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from importlib.resources import files
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from glmspark.config.yamltree import read_yaml
 
@@ -183,20 +182,11 @@ Canary = Annotated[
 ]
 
 
-_LIST: TypeAdapter[tuple[Canary, ...]] = TypeAdapter(tuple[Canary, ...])
-
-
 def shipped_canaries(value: object) -> object:
     """The list behind the name of one that comes with glmspark; anything else as it is.
 
     Raises ValueError for an unknown name, with all of them.
     """
-    if isinstance(value, list):
-        # JSON's own, from a record: behind this function pydantic takes its arrays for tuples no longer.
-        try:
-            return _LIST.validate_json(json.dumps(value))
-        except ValidationError:
-            return value  # the field itself says what is wrong, and where
     if not isinstance(value, str):
         return _as_read(value)
     place = files("glmspark.recipes") / "canaries"
