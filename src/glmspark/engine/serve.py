@@ -31,7 +31,7 @@ import sys
 from collections.abc import Mapping, MutableMapping
 from multiprocessing import resource_tracker
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from glmspark.engine import argument_parser, start_method
 from glmspark.engine.addresses import AddressError, Rank, check
@@ -148,11 +148,28 @@ def _serve(args: argparse.Namespace) -> None:
     import uvloop
     from vllm.entrypoints.launchers.api_server.entry import run_server
 
+    died = _notice_death()
     uvloop.run(run_server(args))
     # The engine has ended and the socket is closed; taking the interpreter apart would cost a second more.
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)
+    os._exit(FAILED if died and died[0] else 0)
+
+
+def _notice_death() -> list[bool]:
+    """Whether the engine was dead when it was shut down, to come: vLLM's server returns the same way when it
+    is told to stop and when its engine has died."""
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    upstream = AsyncLLM.shutdown
+    died: list[bool] = []
+
+    def shutdown(self: AsyncLLM, *args: Any, **kwargs: Any) -> None:
+        died.append(self.errored)
+        upstream(self, *args, **kwargs)
+
+    AsyncLLM.shutdown = shutdown
+    return died
 
 
 def _keep_step(args: argparse.Namespace, settings: Settings) -> None:
