@@ -21,6 +21,11 @@ def test_the_patches_on_the_vllm_at_hand() -> None:
     states = {row["name"]: row["state"] for row in found["patches"]}
     assert states == {
         "dense-attention": "applied",
+        "pruned-experts": "applied",
+        "rank-loading": "applied",
+        "spark-loader": "applied",
+        "small-heads": "not needed here",
+        "mla-decode": "not needed here",
         "cpu-rotary": "applied",
         "cpu-pipeline": "applied",
         # Told of the ranks, which are prepared to fork, not of the command line, which is none.

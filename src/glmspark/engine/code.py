@@ -7,7 +7,11 @@ it is cheap (no torch import), has no side effects, and fails when the code it r
 from __future__ import annotations
 
 import ast
+import hashlib
 import importlib.util
+import io
+import textwrap
+import tokenize
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -73,6 +77,11 @@ class Code:
             body = node.body
         assert node is not None  # noqa: S101 - qualname has at least one part
         return node
+
+    def segment(self, module: str, qualname: str) -> str:
+        """The source text of `qualname`, as `find` finds it, with its decorators left out."""
+        found = ast.get_source_segment(self.source(module), self.find(module, qualname))
+        return found or ""
 
 
 def _definitions(body: list[ast.stmt]) -> Iterator[ast.ClassDef | Function]:
@@ -170,6 +179,49 @@ def methods_assigning(node: ast.AST, attribute: str) -> dict[str, list[str]]:
         if isinstance(item, Function) and (values := assigns_attribute(item, attribute)):
             found[item.name] = values
     return found
+
+
+def calls(node: ast.AST, function: str) -> list[ast.Call]:
+    """Every call of `function` (its last name) in `node`."""
+    return [
+        item
+        for item in ast.walk(node)
+        if isinstance(item, ast.Call) and ast.unparse(item.func).rpartition(".")[2] == function
+    ]
+
+
+def mentions(node: ast.AST, name: str) -> bool:
+    """Whether `name` occurs in `node` as a variable, an attribute or a keyword argument."""
+    return _mentions(node, name) or any(
+        isinstance(item, ast.keyword) and item.arg == name for item in ast.walk(node)
+    )
+
+
+def fields(node: ast.AST) -> list[str]:
+    """Names of a class's annotated attributes, as a dataclass has them."""
+    if not isinstance(node, ast.ClassDef):
+        raise TypeError(f"{ast.dump(node)[:60]} is not a class")
+    return [
+        item.target.id
+        for item in node.body
+        if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
+    ]
+
+
+def text(node: ast.AST) -> str:
+    """`node` as source, without comments and in one format."""
+    return ast.unparse(node)
+
+
+def fingerprint(source: str) -> str:
+    """A short hash of what `source` says to Python: its tokens, without comments and layout.
+
+    The same text gives the same hash on every Python, unlike a syntax tree's dump.
+    """
+    layout = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
+    tokens = tokenize.generate_tokens(io.StringIO(textwrap.dedent(source)).readline)
+    words = " ".join(token.string for token in tokens if token.type not in layout)
+    return hashlib.sha256(words.encode()).hexdigest()[:16]
 
 
 def _mentions(test: ast.AST, name: str) -> bool:

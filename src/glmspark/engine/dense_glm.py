@@ -15,6 +15,8 @@ from vllm.logger import init_logger
 from vllm.model_executor.models.deepseek_mtp import DeepSeekMTP
 from vllm.model_executor.models.deepseek_v2 import GlmMoeDsaForCausalLM
 
+from glmspark.engine.model_weights import GlmWeights
+
 logger = init_logger("vllm.glmspark.dense_glm")
 
 Weights = Iterable[tuple[str, torch.Tensor]]
@@ -56,7 +58,7 @@ class IndexerWeights:
         logger.info("%s: dense attention, %d indexer weights skipped", what, self.skipped)
 
 
-class DenseGlm(GlmMoeDsaForCausalLM):
+class DenseGlm(GlmWeights, GlmMoeDsaForCausalLM):
     """`GlmMoeDsaForCausalLM` without its indexer."""
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
@@ -70,9 +72,15 @@ class DenseGlm(GlmMoeDsaForCausalLM):
         indexer.report(type(self).__name__)
         return loaded
 
+    def is_unused_checkpoint_weight(self, name: str) -> bool:
+        """Nor is the indexer read."""
+        return ".indexer." in name or super().is_unused_checkpoint_weight(name)
 
-class DenseGlmMTP(DeepSeekMTP):
+
+class DenseGlmMTP(GlmWeights, DeepSeekMTP):
     """The MTP layer of a dense GLM: it drafts with the attention that its target uses."""
+
+    drafts = True
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         hide_index_topk(vllm_config.model_config.hf_config)
@@ -86,3 +94,7 @@ class DenseGlmMTP(DeepSeekMTP):
         loaded = super().load_weights(indexer.leave_out(weights))
         indexer.report(type(self).__name__)
         return loaded
+
+    def is_unused_checkpoint_weight(self, name: str) -> bool:
+        """Nor is the indexer read."""
+        return ".indexer." in name or super().is_unused_checkpoint_weight(name)

@@ -17,9 +17,29 @@ from glmspark.engine.patch import (
     State,
     Target,
 )
-from glmspark.engine.patches import cpu_fork, cpu_pipeline, cpu_rotary, dense_attention
+from glmspark.engine.patches import (
+    cpu_fork,
+    cpu_pipeline,
+    cpu_rotary,
+    dense_attention,
+    mla_decode,
+    pruned_experts,
+    rank_loading,
+    small_heads,
+    spark_loader,
+)
 
-PATCHES: tuple[Patch, ...] = (dense_attention.PATCH, cpu_rotary.PATCH, cpu_pipeline.PATCH, cpu_fork.PATCH)
+PATCHES: tuple[Patch, ...] = (
+    dense_attention.PATCH,
+    pruned_experts.PATCH,
+    rank_loading.PATCH,
+    spark_loader.PATCH,
+    small_heads.PATCH,
+    mla_decode.PATCH,
+    cpu_rotary.PATCH,
+    cpu_pipeline.PATCH,
+    cpu_fork.PATCH,
+)
 
 
 def optional_patches(patches: Iterable[Patch] = PATCHES) -> frozenset[str]:

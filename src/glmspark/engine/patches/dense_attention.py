@@ -7,6 +7,7 @@ from typing import Any
 from glmspark.engine import code as look
 from glmspark.engine.code import Code
 from glmspark.engine.model_config import ARCHITECTURE, missing_hook, on_glm_config
+from glmspark.engine.model_weights import MTP_ARCHITECTURE, choose_classes
 from glmspark.engine.patch import DENSE_VARIABLE, Finding, Patch, PatchRefusedError, Target, dense_requested
 
 # Compute capabilities (major) for which vLLM's CUDA platform lists a sparse MLA backend:
@@ -85,10 +86,12 @@ def refuse_long_context(vllm_config: Any) -> None:
 
 def apply() -> None:
     """Register the dense classes and the context rule. Imports no model code."""
-    from vllm import ModelRegistry
-
-    ModelRegistry.register_model(ARCHITECTURE, "glmspark.engine.dense_glm:DenseGlm")
-    ModelRegistry.register_model("DeepseekV32MTPModel", "glmspark.engine.dense_glm:DenseGlmMTP")
+    choose_classes(
+        {
+            ARCHITECTURE: "glmspark.engine.dense_glm:DenseGlm",
+            MTP_ARCHITECTURE: "glmspark.engine.dense_glm:DenseGlmMTP",
+        }
+    )
     on_glm_config(refuse_long_context)
 
 
