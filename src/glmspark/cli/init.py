@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from glmspark.config.cluster import Link
     from glmspark.config.imports import Note
     from glmspark.nodes.discover import Fabric
+    from glmspark.nodes.survey import Facts
 
 
 def init(
@@ -27,7 +28,13 @@ def init(
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write; - prints it.")] = Path(
         "cluster.yaml"
     ),
-    image: Annotated[str | None, typer.Option(help="The image that ranks run in.")] = None,
+    image: Annotated[
+        str | None,
+        typer.Option(
+            help="The image that ranks run in [default: this environment where nodes have it, else "
+            "glmspark:VERSION]."
+        ),
+    ] = None,
     identity: Annotated[
         Path | None, typer.Option(help="Private key to use beside the agent's and ~/.ssh/config's.")
     ] = None,
@@ -47,12 +54,14 @@ def init(
     import asyncio
     from dataclasses import replace
 
+    from glmspark import __version__
     from glmspark.cli.nodes import waiting, where
-    from glmspark.config.cluster import dump_cluster
+    from glmspark.config.cluster import Runtime, dump_cluster
     from glmspark.config.files import write_atomic
     from glmspark.config.imports.env import parse_env
     from glmspark.errors import GlmsparkError, UsageError
-    from glmspark.nodes.discover import cluster_of, has_docker, look_for_fabric
+    from glmspark.nodes.discover import cluster_of, has_docker, look_for_fabric, runtime_of
+    from glmspark.nodes.facts.environment import environment
 
     notes: list[Note] = []
     if from_env is not None:
@@ -80,12 +89,17 @@ def init(
         if address is not None
     }
     with waiting(f"looking at {len(addresses)} node{'s' if len(addresses) > 1 else ''}") as said:
-        facts, fabric = asyncio.run(look_for_fabric(addresses, said=said))
-    cluster = cluster_of(addresses, facts, fabric, image=image)
+        mine = sys.prefix if sys.prefix != sys.base_prefix else None  # only an environment of its own counts
+        asked = [] if image or mine is None else [environment(mine)]
+        facts, fabric = asyncio.run(look_for_fabric(addresses, also=asked, said=said))
+    runtime, why = Runtime(image=image), ""
+    if image is None:
+        runtime, why = runtime_of(facts, sys.prefix, __version__, image=f"glmspark:{__version__}")
+    cluster = cluster_of(addresses, facts, fabric, runtime)
     comment = f"Written by `glmspark init`: {_sentence(fabric)}.\n" + "\n".join(fabric.notes)
     data = dump_cluster(cluster, comment=comment.strip())
     without = [name for name in facts if name not in has_docker(facts)]
-    if without and not as_json:
+    if without and runtime.kind == "docker" and not as_json:
         print(f"note: no Docker Engine answers on {', '.join(without)}", file=sys.stderr)
     if from_env is not None:
         _compare(cluster.nodes[0].fabric, old.interfaces, notes)
@@ -101,6 +115,7 @@ def init(
                 "path": str(output),
                 "shape": fabric.shape,
                 "notes": list(fabric.notes),
+                "runtime": why,
                 "imported": [note.to_json() for note in notes],
                 "cluster": cluster.model_dump(mode="json"),
             }
@@ -113,9 +128,20 @@ def init(
             f"{one.interface} {one.address}" + (f" ({one.hca})" if one.hca else "") for one in node.fabric
         )
         print(f"  {node.name} {node.address}: {links or 'no fabric needed'}")
+    place = runtime.venv if runtime.kind == "venv" else f"containers of {runtime.image}"
+    print(f"  ranks run in {place}" + (f" ({why})" if why else ""))
     for line in fabric.notes:
         print(f"  note: {line}")
+    if runtime.kind == "docker" and not _has_image(facts, runtime.image):
+        print(f"  note: no node has {runtime.image} yet: `glmspark image build` on one makes it")
     print(f"next: glmspark doctor --cluster {output}")
+
+
+def _has_image(facts: dict[str, Facts], image: str | None) -> bool:
+    from glmspark.nodes.checks.alike import identity_of
+    from glmspark.nodes.facts.docker import IMAGES
+
+    return image is None or any(identity_of(known.get(IMAGES) or (), image) for known in facts.values())
 
 
 def _sentence(fabric: Fabric) -> str:

@@ -17,6 +17,7 @@ from glmspark.nodes import node as nodes
 from glmspark.nodes.checks.fabric import twins
 from glmspark.nodes.facts import Fact, paths
 from glmspark.nodes.facts.docker import ENGINE
+from glmspark.nodes.facts.environment import environment
 from glmspark.nodes.facts.everything import EVERYTHING
 from glmspark.nodes.facts.host import HOSTNAME
 from glmspark.nodes.facts.network import INTERFACES, LINKS, ROUTES
@@ -189,8 +190,28 @@ def _nothing(names: Sequence[str], known: Mapping[str, Sequence[Candidate]]) -> 
     )
 
 
+def runtime_of(facts: Mapping[str, Facts], prefix: str, version: str, *, image: str) -> tuple[Runtime, str]:
+    """What ranks are to run in, and why: the environment at `prefix` where every node has it with the engine
+    and this version of glmspark (a shared file system, machines set up alike), else containers of the image.
+
+    The nodes must have been asked for `environment(prefix)`.
+    """
+    fact = environment(prefix)
+    for name, known in facts.items():
+        found = known.get(fact)
+        if found is None:
+            return Runtime(kind="docker", image=image), f"{name} has no engine at {prefix}"
+        if found.glmspark != version:
+            why = f"{name} has glmspark {found.glmspark} at {prefix}, this is {version}"
+            return Runtime(kind="docker", image=image), why
+    engines = {found.vllm for known in facts.values() if (found := known.get(fact)) is not None}
+    if len(engines) > 1:
+        return Runtime(kind="docker", image=image), f"engines differ: vLLM {', '.join(sorted(engines))}"
+    return Runtime(kind="venv", venv=prefix), f"every node has vLLM {engines.pop()} there"
+
+
 def cluster_of(
-    where: Mapping[str, Address], facts: Mapping[str, Facts], fabric: Fabric, *, image: str | None = None
+    where: Mapping[str, Address], facts: Mapping[str, Facts], fabric: Fabric, runtime: Runtime
 ) -> Cluster:
     """The cluster file's content for what was found. Names are the hosts' own names, made unique."""
     names: dict[str, str] = {}
@@ -224,13 +245,19 @@ def cluster_of(
         )
         for key, address in where.items()
     )
-    return Cluster(cluster=1, ssh=ssh, runtime=Runtime(kind="docker", image=image), nodes=members)
+    return Cluster(cluster=1, ssh=ssh, runtime=runtime, nodes=members)
 
 
 async def look_for_fabric(
-    where: Mapping[str, Address], *, said: Callable[[str], None] = lambda _: None
+    where: Mapping[str, Address],
+    *,
+    also: Sequence[Fact[Any]] = (),
+    said: Callable[[str], None] = lambda _: None,
 ) -> tuple[dict[str, Facts], Fabric]:
-    """Ask nodes for facts and try paths between them. Raises NodeError for a node that cannot be reached."""
+    """Ask nodes for facts and try paths between them. Raises NodeError for a node that cannot be reached.
+
+    also: further facts to ask, each of which may take a minute.
+    """
     async with Fleet(where) as fleet:
         for error in fleet.lost.values():
             raise error
@@ -261,6 +288,13 @@ async def look_for_fabric(
                 answer = found.get(paths.reached(str(two.address.ip)))
                 if way is not None and way.gateway is None and way.interface in own and answer == "":
                     answered.add((one.address.ip, two.address.ip))
+        if also:
+            said("looking for the engine")
+            slow = await fleet.each(lambda node: survey(node, also, each=90, timeout=120))
+            for name, result in slow.items():
+                if isinstance(result, NodeError):
+                    raise result
+                facts[name] = facts[name].with_(result.readings())
     return facts, choose(list(where), known, answered, facts)
 
 

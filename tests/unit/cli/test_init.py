@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from ipaddress import IPv4Interface
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from glmspark import __version__
 from glmspark.config.cluster import load_cluster
 from glmspark.nodes.discover import Candidate, Fabric
+from glmspark.nodes.facts.environment import Environment, environment
 from glmspark.nodes.ssh import Address
-from glmspark.nodes.survey import Facts
+from glmspark.nodes.survey import Facts, Reading
 from tests.unit.cli.commands import Glmspark
 from tests.unit.nodes.sparks import readings
+
+extra: dict[str, Reading[Any]] = {}
+"""Further facts of every Spark."""
 
 
 @pytest.fixture
@@ -21,7 +28,7 @@ def looked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every host is a Spark on one switch."""
 
     async def look(where: Mapping[str, Address], **_: object) -> tuple[dict[str, Facts], Fabric]:
-        facts = {name: Facts(name, readings(1 + i % 2)) for i, name in enumerate(where)}
+        facts = {name: Facts(name, readings(1 + i % 2) | extra) for i, name in enumerate(where)}
         links = {
             name: (
                 Candidate(name, "enp1s0f0np0", IPv4Interface(f"10.10.1.{i + 1}/24"), 200000, "rocep1s0f0"),
@@ -46,6 +53,36 @@ def test_the_file_is_one_that_loads(glmspark: Glmspark, tmp_path: Path) -> None:
         "# Written by `glmspark init`: connected through a switch, with RDMA.\n# one note\n"
     )
     assert f"next: glmspark doctor --cluster {file}" in done.out
+
+
+@pytest.mark.usefixtures("looked")
+def test_nodes_without_this_environment_get_containers(glmspark: Glmspark, tmp_path: Path) -> None:
+    file = tmp_path / "cluster.yaml"
+    done = glmspark("init", "a", "b", "-o", file)
+    assert done.code == 0, done.err
+    runtime = load_cluster(file).runtime
+    assert (runtime.kind, runtime.image) == ("docker", f"glmspark:{__version__}")
+    assert f"ranks run in containers of glmspark:{__version__} (a has no engine at {sys.prefix})" in done.out
+    assert f"no node has glmspark:{__version__} yet: `glmspark image build`" in done.out
+    named = glmspark("init", "a", "b", "-o", file, "--force", "--image", "glmspark:1")
+    assert "ranks run in containers of glmspark:1\n" in named.out
+    assert "no node has" not in named.out
+
+
+@pytest.mark.usefixtures("looked")
+def test_nodes_that_have_this_environment_use_it(
+    glmspark: Glmspark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        f"{__name__}.extra", {environment(sys.prefix).name: Reading(Environment("0.32.0", __version__))}
+    )
+    file = tmp_path / "cluster.yaml"
+    done = glmspark("init", "a", "b", "-o", file)
+    assert done.code == 0, done.err
+    runtime = load_cluster(file).runtime
+    assert (runtime.kind, runtime.venv, runtime.image) == ("venv", sys.prefix, None)
+    assert f"ranks run in {sys.prefix} (every node has vLLM 0.32.0 there)" in done.out
+    assert "no node has" not in done.out
 
 
 @pytest.mark.usefixtures("looked")

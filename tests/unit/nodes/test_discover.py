@@ -7,8 +7,17 @@ from itertools import pairwise
 
 import pytest
 
-from glmspark.config.cluster import dump_cluster, parse_cluster
-from glmspark.nodes.discover import Candidate, Fabric, candidates, choose, cluster_of, to_try
+from glmspark.config.cluster import Runtime, dump_cluster, parse_cluster
+from glmspark.nodes.discover import (
+    Candidate,
+    Fabric,
+    candidates,
+    choose,
+    cluster_of,
+    runtime_of,
+    to_try,
+)
+from glmspark.nodes.facts.environment import Environment, environment
 from glmspark.nodes.facts.host import HOSTNAME
 from glmspark.nodes.facts.network import INTERFACES, LINKS, ROUTES, Interface, Link, Route
 from glmspark.nodes.facts.rdma import RDMA
@@ -200,9 +209,37 @@ def test_the_file_written_is_one_that_is_read() -> None:
         "spark1": Address("192.168.1.11", user="me"),
         "spark2": Address("192.168.1.12", user="me", port=2222),
     }
-    written = cluster_of(where, facts, fabric, image="glmspark:1")
+    written = cluster_of(where, facts, fabric, Runtime(image="glmspark:1"))
     assert parse_cluster(dump_cluster(written), "cluster.yaml") == written
     assert [node.name for node in written.nodes] == ["spark-3bee", "spark-3bee-2"]
     assert written.ssh.user == "me"
     assert [written.reach(node).port for node in written.nodes] == [None, 2222]
     assert [link.hca for link in written.nodes[0].fabric] == ["rocep1s0f0", "roceP2p1s0f0"]
+
+
+@pytest.mark.parametrize(
+    ("found", "kind", "why"),
+    [
+        ((("0.33.0", "1"), ("0.33.0", "1")), "venv", "every node has vLLM 0.33.0 there"),
+        ((("0.33.0", "1"), None), "docker", "spark2 has no engine at /v"),
+        ((("0.33.0", "1"), ("0.33.0", "2")), "docker", "spark2 has glmspark 2 at /v, this is 1"),
+        ((("0.33.0", "1"), ("0.32.0", "1")), "docker", "engines differ: vLLM 0.32.0, 0.33.0"),
+    ],
+)
+def test_what_ranks_run_in(found: tuple[tuple[str, str] | None, ...], kind: str, why: str) -> None:
+    facts = sparks(2)
+    for name, versions in zip(facts, found, strict=True):
+        reading = Reading(None, "not there") if versions is None else Reading(Environment(*versions))
+        facts[name] = facts[name].with_({environment("/v").name: reading})
+    runtime, said = runtime_of(facts, "/v", "1", image="glmspark:1")
+    assert (runtime.kind, said) == (kind, why)
+    assert (runtime.venv, runtime.image) == (("/v", None) if kind == "venv" else (None, "glmspark:1"))
+
+
+def test_the_environment_is_asked_with_its_own_python() -> None:
+    fact = environment("/v")
+    assert fact.command[:4] == ("env", "VLLM_LOGGING_LEVEL=ERROR", "/v/bin/python", "-c")
+    assert fact.parse('a warning\n{"vllm": "0.33.0", "glmspark": "1"}\n') == Environment("0.33.0", "1")
+    for text in ("", "[]", '{"vllm": "1"}', "x"):
+        with pytest.raises(ValueError, match=r".*"):
+            fact.parse(text)
