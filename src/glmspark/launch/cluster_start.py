@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
-from pathlib import Path
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Protocol
 
 from glmspark.errors import GlmsparkError
@@ -14,7 +13,6 @@ from glmspark.launch import reasons
 from glmspark.launch.agents import Agents
 from glmspark.launch.cluster_prove import prove_cluster
 from glmspark.launch.cluster_watch import ClusterWatch
-from glmspark.launch.lockfile import NAME, write_lock
 from glmspark.launch.record import Deployment, Home, Reason, State, Verdict
 from glmspark.launch.up import StartError
 from glmspark.nodes.fleet import Fleet
@@ -37,10 +35,20 @@ class Observer(Protocol):
 
 
 class Starter:
-    """One start, from the first rank to proven."""
+    """One start, from the first rank to proven.
+
+    home: of the record on this machine, None where there is none. key: the API's, None without one.
+    """
 
     def __init__(
-        self, home: Home, deployment: Deployment, agents: Agents, fleet: Fleet, observer: Observer
+        self,
+        deployment: Deployment,
+        agents: Agents,
+        fleet: Fleet,
+        observer: Observer,
+        *,
+        home: Home | None = None,
+        key: str | None = None,
     ) -> None:
         self.home = home
         self.deployment = deployment
@@ -49,12 +57,19 @@ class Starter:
         self.observer = observer
         self.verdicts: list[Verdict] = []
         self.watch = ClusterWatch(deployment, began=time.monotonic())
+        self._key = key
 
-    async def run(self, specs: dict[str, Any], lock: dict[str, Any], write: Path | None) -> None:
-        """Start, follow, prove. Raises StartError, or asyncio's CancelledError, with nothing left running."""
+    async def run(self, begin: Callable[[], Awaitable[None]]) -> None:
+        """Start (`begin` starts the ranks: `agents.start` or `agents.start_again`), follow, prove.
+
+        Raises StartError, or asyncio's CancelledError, with nothing left running unless the record says keep.
+        """
         try:
-            await self.agents.start(specs)
+            await begin()
             reason = await self._follow()
+            if reason is None:
+                self.deployment.turn(State.READY)
+                await self.agents.ready(self.deployment.model_dump(mode="json"))
         except asyncio.CancelledError:
             await self._end(None)
             raise
@@ -66,13 +81,12 @@ class Starter:
         if reason is not None:
             await self._fail(reason)
             raise StartError(self.deployment)
-        self.deployment.turn(State.READY)
-        await self.agents.ready(self.deployment.model_dump(mode="json"))
-        self.home.write(self.deployment)
-        write_lock(self.home.path / NAME, lock)
-        if write is not None:
-            write_lock(write, lock)
+        self._write()
         self.observer.update(self.deployment, self.verdicts)
+
+    def _write(self) -> None:
+        if self.home is not None:
+            self.home.write(self.deployment)
 
     async def _follow(self) -> Reason | None:
         """None when it is proven, else why not."""
@@ -138,7 +152,7 @@ class Starter:
             self.watch.changed = True
 
         head = self.fleet.nodes[self.deployment.ranks[0].node]
-        return await prove_cluster(head, self.deployment, self.home.read_key(), self.watch.census, tell)
+        return await prove_cluster(head, self.deployment, self._key, self.watch.census, tell)
 
     def _judge(self, prover: asyncio.Task[list[Verdict]]) -> Reason | None:
         error = prover.exception()
@@ -155,7 +169,7 @@ class Starter:
     def _show(self) -> None:
         if self.watch.changed:
             self.watch.changed = False
-            self.home.write(self.deployment)
+            self._write()
             self.observer.update(self.deployment, self.verdicts)
 
     # -- the end ------------------------------------------------------------------------------------------
@@ -167,7 +181,7 @@ class Starter:
             self.deployment.turn(State.UNPROVEN)
             with contextlib.suppress(GlmsparkError):
                 await self.agents.ready(self.deployment.model_dump(mode="json"))
-            self.home.write(self.deployment)
+            self._write()
             self.observer.update(self.deployment, self.verdicts)
             return
         await self._end(reason)
@@ -179,20 +193,28 @@ class Starter:
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.shield(stopping)
         left = stopping.result()
-        if left is not None and reason is not None and reason.seen is None:
-            reason.seen = left
+        if left is not None and reason is not None:
+            reason = reason.model_copy(update={"seen": f"{reason.seen}\n{left}" if reason.seen else left})
         self.deployment.reason = reason
         self.deployment.close(State.STOPPED if reason is None else State.FAILED)
-        self.home.forget_key()
-        self.home.write(self.deployment)
+        if self.home is not None:
+            self.home.forget_key()
+        self._write()
         self.observer.update(self.deployment, self.verdicts)
 
     async def _stop(self) -> str | None:
-        try:
-            await self.agents.stop()
-        except GlmsparkError as error:  # a node that is gone: its agent stops by itself
-            return f"{error.host}: {error.message}"
-        return None
+        """What could not be stopped from here, None where all is stopped."""
+        stopped = await self.agents.stop()
+        return (
+            "\n".join(
+                f"{one.node} was not reached, and stops by itself: {one.error.message}"
+                if one.ending == "not reached"
+                else f"{one.node}: {one.error.message}"
+                for one in stopped.values()
+                if one.error is not None
+            )
+            or None
+        )
 
 
 @contextlib.asynccontextmanager

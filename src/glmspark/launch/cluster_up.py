@@ -17,7 +17,7 @@ from glmspark.launch.agents import Agents
 from glmspark.launch.cluster_prepare import ClusterWanted, Prepared, check_port, prepare
 from glmspark.launch.cluster_start import Observer, Starter
 from glmspark.launch.images import bring_image
-from glmspark.launch.lockfile import lock_of, read_lock, refuse_drift
+from glmspark.launch.lockfile import NAME, lock_of, read_lock, refuse_drift, write_lock
 from glmspark.launch.node_models import bring_model
 from glmspark.launch.record import Deployment, Home, State
 from glmspark.launch.up import CancelledError, Outcome
@@ -129,8 +129,11 @@ async def _bring_up(wanted: ClusterWanted, observer: Observer, files: LockFiles)
         deployment, specs = prepared.starts(directories, image, key)
         _write(home, deployment, key)
         observer.update(deployment, [])
-        starter = Starter(home, deployment, agents, fleet, observer)
-        await starter.run(specs, lock, files.write)
+        starter = Starter(deployment, agents, fleet, observer, home=home, key=key)
+        await starter.run(lambda: agents.start(specs))
+        write_lock(home.path / NAME, lock)
+        if files.write is not None:
+            write_lock(files.write, lock)
         return Outcome(deployment, already=False, cleaned=None)
 
 
