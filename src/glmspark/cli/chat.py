@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,7 +11,7 @@ import typer
 from glmspark.cli.console import AsJson, complete_deployment, print_json, wants_colour
 
 if TYPE_CHECKING:
-    from glmspark.launch.record import Home
+    from glmspark.launch.record import Deployment, Endpoint
 
 _DIM, _RESET, _BOLD = "\x1b[2m", "\x1b[0m", "\x1b[1m"
 
@@ -51,13 +52,17 @@ def chat(
     for text in (question, system):
         if text is not None and not _is_unicode(text):
             raise UsageError("the question is not UTF-8 text", next="convert it, for example with iconv")
-    talk = Talk(pick(name, serving=True), system, thinking, temperature, max_tokens)
-    if question is not None:
-        answer = talk.ask(question, show=not as_json)
-        if as_json:
-            print_json(answer)
-        return
-    _converse(talk)
+    place = pick(name, serving=True)
+    deployment = place.read()
+    assert deployment is not None  # noqa: S101 - pick() has read it
+    with _reached(deployment) as endpoint:
+        talk = Talk(endpoint, place.read_key(), system, thinking, temperature, max_tokens)
+        if question is not None:
+            answer = talk.ask(question, show=not as_json)
+            if as_json:
+                print_json(answer)
+            return
+        _converse(talk)
 
 
 def _is_unicode(text: str) -> bool:
@@ -69,21 +74,34 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
+def _reached(deployment: Deployment) -> AbstractContextManager[Endpoint]:
+    """The endpoint as it is reached from here; what SSH takes to import is spared where it is not needed."""
+    if deployment.cluster is None:
+        return nullcontext(deployment.endpoint)
+    from glmspark.launch.cluster_prove import reached
+
+    return reached(deployment)
+
+
 class Talk:
     """A conversation and its history."""
 
     def __init__(
-        self, place: Home, system: str | None, thinking: bool, temperature: float, most: int
+        self,
+        endpoint: Endpoint,
+        key: str | None,
+        system: str | None,
+        thinking: bool,
+        temperature: float,
+        most: int,
     ) -> None:
         import openai
 
-        deployment = place.read()
-        assert deployment is not None  # noqa: S101 - pick() has read it
-        self._model = deployment.endpoint.model
-        self._url = deployment.endpoint.url
+        self._model = endpoint.model
+        self._url = endpoint.url
         self._openai = openai.OpenAI(
             base_url=self._url,
-            api_key=place.read_key() or "none",
+            api_key=key or "none",
             max_retries=0,
             http_client=openai.DefaultHttpxClient(trust_env=False),
         )

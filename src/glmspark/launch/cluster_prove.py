@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 
 from glmspark.config.canaries import RanksCanary
+from glmspark.config.cluster import Cluster
 from glmspark.config.recipe import Recipe
 from glmspark.launch.canaries import Target, prove
 from glmspark.launch.client import Client
 from glmspark.launch.command import is_loopback
 from glmspark.launch.probes import PROBES
 from glmspark.launch.record import Deployment, Endpoint, Verdict
+from glmspark.nodes.blocking import BlockingNode
+from glmspark.nodes.doctor import addresses
 from glmspark.nodes.node import Node
 from glmspark.nodes.ssh import SshNode
 
-__all__ = ["forwarded", "prove_cluster"]
+__all__ = ["forwarded", "prove_cluster", "reached"]
 
 _HEALTHY = 60.0
 
@@ -27,14 +30,35 @@ async def forwarded(head: Node, endpoint: Endpoint) -> AsyncIterator[Endpoint]:
     if not isinstance(head, SshNode):
         yield endpoint
         return
-    host = endpoint.host
-    if is_loopback(host) or host in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
-        host = "::1" if ":" in host else "127.0.0.1"
-    listener = await head.forward(host, endpoint.port)
+    listener = await head.forward(_seen_on_head(endpoint), endpoint.port)
     try:
         yield endpoint.model_copy(update={"url": f"http://127.0.0.1:{listener.get_port()}/v1"})
     finally:
         listener.close()
+
+
+def _seen_on_head(endpoint: Endpoint) -> str:
+    """The address at which the head itself reaches its API."""
+    host = endpoint.host
+    if is_loopback(host) or host in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
+        return "::1" if ":" in host else "127.0.0.1"
+    return host
+
+
+@contextlib.contextmanager
+def reached(deployment: Deployment) -> Iterator[Endpoint]:
+    """The endpoint of any deployment as it is reached from here while the block lasts, for code that waits.
+
+    Raises NodeError where the node that serves cannot be reached.
+    """
+    if deployment.cluster is None:
+        yield deployment.endpoint
+        return
+    cluster = Cluster.model_validate_json(json.dumps(deployment.cluster.cluster))
+    with BlockingNode(addresses(cluster)[deployment.ranks[0].node]) as head:
+        endpoint = deployment.endpoint
+        port = head.forward(_seen_on_head(endpoint), endpoint.port)
+        yield endpoint.model_copy(update={"url": f"http://127.0.0.1:{port}/v1"})
 
 
 async def prove_cluster(

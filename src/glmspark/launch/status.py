@@ -179,6 +179,16 @@ def unfinished(place: Home) -> bool:
     return deployment is not None and not deployment.state.over
 
 
+def _on_a_cluster(place: Home) -> bool:
+    """Whether a deployment serves on a cluster, as far as the record says: nobody answers for it here."""
+    try:
+        deployment = place.read()
+    except StateError:
+        return False
+    serving = (State.READY, State.UNPROVEN)
+    return deployment is not None and deployment.cluster is not None and deployment.state in serving
+
+
 def pick(name: str | None, *, serving: bool = False) -> Home:
     """The deployment a command without a name means: the only one there is, or the only one that runs.
 
@@ -191,7 +201,7 @@ def pick(name: str | None, *, serving: bool = False) -> Home:
             f"there is no deployment {name}" if name is not None else "nothing was ever started here",
             next="`glmspark up` serves glm-tiny on this machine",
         )
-    running = [one for one in known if locks.held(one.lock_file)]
+    running = [one for one in known if locks.held(one.lock_file) or _on_a_cluster(one)]
     chosen = running if running or serving else known
     if len(chosen) > 1:
         raise UsageError(f"which one? there are {', '.join(one.name for one in chosen)}", next="name it")

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from glmspark.nodes.node import LocalNode, Node
 from glmspark.nodes.processes import Identity
-from glmspark.nodes.ssh import Address, connect
+from glmspark.nodes.ssh import Address, SshNode, connect
 from glmspark.nodes.transport import Completed
 
 T = TypeVar("T")
@@ -62,6 +62,12 @@ class BlockingNode:
     ) -> Identity:
         """See Node.spawn."""
         return self._wait(self._node.spawn(argv, log=log, cwd=cwd, env=env))
+
+    def forward(self, host: str, port: int) -> int:
+        """A port of this machine that leads to one the node reaches, until close; see SshNode.forward."""
+        if not isinstance(self._node, SshNode):
+            return port
+        return self._wait(self._node.forward(host, port)).get_port()
 
     def close(self) -> None:
         """Close the connection and end the thread."""
