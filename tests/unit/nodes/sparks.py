@@ -115,7 +115,11 @@ def readings(number: int) -> dict[str, Reading[Any]]:
         HUGE_FREE: 100 * GIB,
         SYSCTLS: SETTINGS,
         SWAPS: (Swap("/swap.img", "file", 64 * GIB, 0),),
-        PROCESSES: (Running(1, "root", 2**20, "systemd"), Running(900, "root", 2**20, "dockerd")),
+        PROCESSES: (
+            Running(1, "root", 2**20, "systemd"),
+            Running(700, "root", 2**20, "systemd-logind"),
+            Running(900, "root", 2**20, "dockerd"),
+        ),
         SERVICES: {
             "docker.service": Service("docker.service", loaded=True, active="active", enabled="enabled")
         },

@@ -279,6 +279,11 @@ def test_without_docker_limits_and_lingering_block() -> None:
     }
 
 
+def test_where_no_logind_runs_nothing_is_removed() -> None:
+    processes = (Running(1, "root", 2**20, "tini"), Running(9, "root", 2**20, "sshd"))
+    assert bad(look({LINGER: (), PROCESSES: processes}, expected=VENV)) == []
+
+
 def test_a_half_of_a_port_that_is_not_listed_is_named() -> None:
     text = "\n".join(line for line in CLUSTER.splitlines() if "enP2p1s0f0np0" not in line) + "\n"
     found = [one for one in bad(look(text=text)) if one.check.startswith("RDMA")]

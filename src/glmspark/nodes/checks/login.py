@@ -5,7 +5,10 @@ from __future__ import annotations
 from glmspark.config.units import format_size
 from glmspark.nodes.checks import Expected, Judge, Verdict
 from glmspark.nodes.facts.login import LIMITS, LINGER, REMOVE_IPC, USER, VERBS
+from glmspark.nodes.facts.processes import PROCESSES
 from glmspark.nodes.survey import Facts
+
+_LOGIND = "systemd-logind"
 
 
 def remove_ipc(facts: Facts, expected: Expected) -> Verdict:
@@ -22,6 +25,9 @@ def remove_ipc(facts: Facts, expected: Expected) -> Verdict:
         return judge.unread(facts, USER)
     if not removes or user.uid < 1000:
         return judge.ok("off" if not removes else f"spares {user.name}")
+    running = facts.get(PROCESSES)
+    if running is not None and not any(one.name == _LOGIND for one in running):
+        return judge.ok("no logind runs")
     if user.name in (lingering or ()):
         return judge.ok(f"on, but {user.name} lingers")
     seen = f"on, and {user.name} does not linger: logind removes his semaphores when the last session ends"
