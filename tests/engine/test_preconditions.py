@@ -31,6 +31,11 @@ def prepared_to_fork(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLMSPARK_CPU_START", "fork")
 
 
+@pytest.fixture
+def below_a_ray_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLMSPARK_RAY_NODE", "1")
+
+
 def altered(module: str, pattern: str, replacement: str) -> Code:
     """The installed vLLM with `pattern` replaced in one module; fails if that changes nothing."""
     source = installed_code().source(module)
@@ -39,7 +44,7 @@ def altered(module: str, pattern: str, replacement: str) -> Code:
     return Code(installed_code().root, overlay={module: text})
 
 
-@pytest.mark.usefixtures("prepared_to_fork")
+@pytest.mark.usefixtures("prepared_to_fork", "below_a_ray_node")
 @pytest.mark.parametrize("patch", registry.PATCHES, ids=lambda patch: patch.name)
 def test_every_patch_fits_the_installed_vllm(patch: registry.Patch) -> None:
     target = CPU if patch.needed(CPU) is None else GB10_DENSE
@@ -207,7 +212,7 @@ def test_nothing_is_applied_when_one_is_refused(monkeypatch: pytest.MonkeyPatch)
     states = {out.patch.name: out.state for out in registry.apply(CPU, code, patches=patches)}
     assert states["cpu-pipeline"] is State.SKIPPED
     assert "cpu-pipeline" not in applied
-    assert {"dense-attention", "cpu-rotary"} <= set(applied)
+    assert {"dense-attention", "cpu-rotary", "fabric-addresses"} <= set(applied)
 
 
 def test_an_optional_patch_must_exist(monkeypatch: pytest.MonkeyPatch) -> None:

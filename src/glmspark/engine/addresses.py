@@ -18,6 +18,8 @@ HOST = "VLLM_HOST_IP"
 GLOO = "GLOO_SOCKET_IFNAME"
 NCCL = "NCCL_SOCKET_IFNAME"
 
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
 
 class AddressError(RuntimeError):
     """This rank's addresses cannot work; the message says which, what was seen, and what to set."""
@@ -51,11 +53,14 @@ def check(
     interfaces: Mapping[str, list[str]] | None = None,
     *,
     nccl: bool = False,
+    where: str = "",
+    port: bool = True,
 ) -> None:
     """Raise `AddressError` unless this rank's addresses are set, are this machine's, and fit rank 0's.
 
     One process that holds all ranks (nnodes 1) needs none of them. `interfaces` is read from the machine when
-    not given; `nccl` demands NCCL_SOCKET_IFNAME as well.
+    not given; `nccl` demands NCCL_SOCKET_IFNAME as well; `where` is how messages call this rank;
+    `port`: whether rank 0's port must be free still.
     """
     if rank.nnodes == 1:
         return
@@ -63,20 +68,33 @@ def check(
         raise AddressError(
             f"--node-rank {rank.node_rank} is not among 0..{rank.nnodes - 1} (--nnodes {rank.nnodes})"
         )
-    where = f"rank {rank.node_rank} of {rank.nnodes}"
+    where = where or f"rank {rank.node_rank} of {rank.nnodes}"
     interfaces = local_addresses() if interfaces is None else interfaces
     host = _address(environ.get(HOST, ""), HOST, where)
-    owner = next((name for name, found in interfaces.items() if str(host) in found), None)
+    owner = interface_of(host, interfaces)
     if owner is None:
         raise AddressError(
-            f"{where}: {HOST}={host} is no address of this machine, which has {_listed(interfaces)}"
+            f"{where}: {HOST}={host} is no address of this machine, which has {listed(interfaces)}"
         )
     for variable in (GLOO, NCCL) if nccl else (GLOO,):
         _check_interface(variable, environ.get(variable, ""), owner, host, interfaces, where)
-    _check_master(rank, host, where)
+    _check_master(rank, host, where, port=port)
 
 
-def _address(text: str, variable: str, where: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+def interface_of(address: Address, interfaces: Mapping[str, list[str]]) -> str | None:
+    """The interface that has the address, None where this machine has it not.
+
+    All of 127.0.0.0/8 is the loopback interface's, though it lists the first of them only.
+    """
+    for name, found in interfaces.items():
+        if str(address) in found:
+            return name
+        if address.version == 4 and address.is_loopback and any(text.startswith("127.") for text in found):
+            return name
+    return None
+
+
+def _address(text: str, variable: str, where: str) -> Address:
     if not text:
         raise AddressError(
             f"{where}: {variable} is not set, and vLLM would guess an address by the default route. "
@@ -92,7 +110,7 @@ def _check_interface(
     variable: str,
     value: str,
     owner: str,
-    host: ipaddress.IPv4Address | ipaddress.IPv6Address,
+    host: Address,
     interfaces: Mapping[str, list[str]],
     where: str,
 ) -> None:
@@ -113,7 +131,7 @@ def _check_interface(
         )
 
 
-def _check_master(rank: Rank, host: ipaddress.IPv4Address | ipaddress.IPv6Address, where: str) -> None:
+def _check_master(rank: Rank, host: Address, where: str, *, port: bool) -> None:
     try:
         master = ipaddress.ip_address(rank.master_addr)
     except ValueError:
@@ -128,7 +146,8 @@ def _check_master(rank: Rank, host: ipaddress.IPv4Address | ipaddress.IPv6Addres
             raise AddressError(
                 f"{where}: --master-addr {master} must be rank 0's own {HOST}, which is {host}"
             )
-        _check_free(rank, where)
+        if port:
+            _check_free(rank, where)
 
 
 def _check_free(rank: Rank, where: str) -> None:
@@ -144,5 +163,6 @@ def _check_free(rank: Rank, where: str) -> None:
             ) from error
 
 
-def _listed(interfaces: Mapping[str, list[str]]) -> str:
+def listed(interfaces: Mapping[str, list[str]]) -> str:
+    """A machine's addresses, for people."""
     return ", ".join(f"{address} ({name})" for name, found in interfaces.items() for address in found)

@@ -6,10 +6,13 @@ import os
 from typing import Any
 
 import torch
+from vllm import envs
 from vllm.distributed import get_pp_group
+from vllm.utils.cpu_resource_utils import parse_id_list
 from vllm.utils.ompmultiprocessing import OMPProcessManager
 from vllm.v1.worker.cpu_worker import CPUWorker
 
+from glmspark.engine.ray.commands import SWITCH
 from glmspark.engine.start_method import forks
 
 
@@ -25,7 +28,7 @@ class LocalCPUWorker(CPUWorker):
 
     def __init__(self, vllm_config: Any, local_rank: int, *args: Any, **kwargs: Any) -> None:
         if forks():
-            bind(OMPProcessManager(vllm_config).cpu_lists, local_rank)
+            bind(cpu_lists(vllm_config), local_rank)
         super().__init__(vllm_config, local_rank, *args, **kwargs)
 
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
@@ -40,6 +43,19 @@ class LocalCPUWorker(CPUWorker):
             )
         if not hasattr(runner, "drafter"):
             runner.drafter = None
+
+
+def cpu_lists(vllm_config: Any) -> list[list[int]]:
+    """The cores of each rank on this node, as VLLM_CPU_OMP_THREADS_BIND has them; empty where binding is off.
+
+    Under Ray vLLM counts the ranks of all nodes as local ones and refuses a node's own list: it is read here.
+    """
+    if os.environ.get(SWITCH) != "1":
+        return OMPProcessManager(vllm_config).cpu_lists
+    named = envs.VLLM_CPU_OMP_THREADS_BIND
+    if named == "auto":
+        return [sorted(os.sched_getaffinity(0))]
+    return [] if named == "nobind" else [parse_id_list(part) for part in named.split("|")]
 
 
 def bind(cpu_lists: list[list[int]], local_rank: int) -> None:

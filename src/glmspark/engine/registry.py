@@ -20,11 +20,14 @@ from glmspark.engine.patch import (
 from glmspark.engine.patches import (
     cpu_fork,
     cpu_pipeline,
+    cpu_ray,
     cpu_rotary,
     dense_attention,
+    fabric_addresses,
     mla_decode,
     pruned_experts,
     rank_loading,
+    ray_nodes,
     small_heads,
     spark_loader,
 )
@@ -39,6 +42,9 @@ PATCHES: tuple[Patch, ...] = (
     cpu_rotary.PATCH,
     cpu_pipeline.PATCH,
     cpu_fork.PATCH,
+    cpu_ray.PATCH,
+    ray_nodes.PATCH,
+    fabric_addresses.PATCH,
 )
 
 
