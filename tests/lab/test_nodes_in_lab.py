@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,8 +35,6 @@ def init(sparks: VirtualSparks, output: Path) -> str:
 
 
 def doctor(sparks: VirtualSparks, *words: str) -> list[dict[str, Any]]:
-    import json
-
     done = sparks.glmspark("doctor", "--cluster", str(sparks.home.cluster_file), *words, "--json", ok=False)
     verdicts: list[dict[str, Any]] = json.loads(done.stdout)["verdicts"]
     assert done.returncode == int(any(one["state"] == "blocked" for one in verdicts))
@@ -57,11 +57,22 @@ def fabric(path: Path) -> dict[str, set[tuple[str, str]]]:
     }
 
 
+def accepted(sparks: VirtualSparks, cluster: Path) -> None:
+    """`up` takes the file as `init` wrote it: a pipeline stage on each node, in this very environment."""
+    found = load_cluster(cluster)
+    assert (found.runtime.kind, found.runtime.venv) == ("venv", sys.prefix)
+    count = len(found.nodes)
+    words = ("--pp", str(count), "--dry-run", "--json")
+    plan = json.loads(sparks.glmspark("up", "--cluster", str(cluster), *words).stdout)["plan"]
+    assert [rank["host"] for rank in plan["ranks"]] == [node.name for node in found.nodes]
+
+
 def test_init_finds_the_switch_and_writes_what_the_lab_knows(lab: VirtualSparks, tmp_path: Path) -> None:
     said = init(lab, tmp_path / "cluster.yaml")
     assert "connected through a switch" in said
     assert fabric(tmp_path / "cluster.yaml") == fabric(lab.home.cluster_file)
     assert "wlP9s9" not in (tmp_path / "cluster.yaml").read_text()
+    accepted(lab, tmp_path / "cluster.yaml")
 
 
 @pytest.mark.parametrize(
@@ -73,6 +84,7 @@ def test_init_finds_other_shapes(
     other.lab("up", str(count), "--topology", topology)
     assert words in init(other, tmp_path / "cluster.yaml")
     assert fabric(tmp_path / "cluster.yaml") == fabric(other.home.cluster_file)
+    accepted(other, tmp_path / "cluster.yaml")
 
 
 def test_a_healthy_lab_is_not_blocked(lab: VirtualSparks) -> None:
