@@ -159,11 +159,13 @@ class Gathering:
             rank, link = prove_to_follower(sock, self.settings.secret, self.settings.world, address)
             told = json.loads(link.receive())
             link.peer = f"rank {rank} on {told['node']} ({address})"
-            self._proven.put((rank, link, told["facts"], link.peer))
-            self._waker.send(b".")
-        except (LockstepError, OSError) as error:
+        except (LockstepError, OSError, ValueError, KeyError) as error:
             logger.warning("lockstep: turned away: %s", error)
             sock.close()
+            return
+        self._proven.put((rank, link, told["facts"], link.peer))
+        with contextlib.suppress(OSError):  # it was taken already, and was the last one
+            self._waker.send(b".")
 
     def _take(self, poll: select.poll) -> None:
         while not self._proven.empty():

@@ -9,6 +9,7 @@ what every call, waiting or later, is told.
 from __future__ import annotations
 
 import logging
+import os
 import pickle
 import select
 import threading
@@ -78,7 +79,9 @@ class Switchboard:
         self._lock = threading.RLock()
         self._closing = False
         self._by_descriptor = {link.fileno(): rank for rank, link in self.links.items()}
+        self._wake = os.eventfd(0)  # who waits is woken by the end, too
         self._arrivals = select.epoll()
+        self._arrivals.register(self._wake, select.EPOLLIN)
         for descriptor in self._by_descriptor:
             self._arrivals.register(descriptor, select.EPOLLIN)
         self._watcher = threading.Thread(target=self._watch, name="LockstepWatcher", daemon=True)
@@ -155,6 +158,7 @@ class Switchboard:
             if self.failure is None:
                 self._dismiss()
                 self._abandon("the deployment was stopped")
+            os.eventfd_write(self._wake, 1)
             for link in self.links.values():
                 link.close()
 
@@ -169,6 +173,7 @@ class Switchboard:
             logger.error("lockstep: %s; the deployment ends", reason)
             self._abandon(reason)
             self._dismiss(reason)
+            os.eventfd_write(self._wake, 1)
             callback, self._callback = self._callback, None
         if callback is not None:
             callback()

@@ -59,9 +59,9 @@ def test_another_secret_is_told_to_the_follower_and_turned_away(one: bytes, two:
     if one == two:
         return
     leader, follower = meet(one, two)
-    with pytest.raises(HandshakeError, match="rank 0 at 198.18.0.1 has another secret"):
+    with pytest.raises(HandshakeError, match=r"rank 0 at 198.18.0.1 has another secret"):
         follower.get()
-    with pytest.raises(HandshakeError, match="198.18.0.2 closed the connection instead of proving itself"):
+    with pytest.raises(HandshakeError, match=r"198.18.0.2 closed the connection instead of proving itself"):
         leader.get()
 
 

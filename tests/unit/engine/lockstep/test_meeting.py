@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import socket
 from dataclasses import replace
@@ -103,7 +104,7 @@ def test_ranks_that_differ_are_both_told_in_what(leader: Settings, key: str) -> 
 def test_who_does_not_come_is_named(leader: Settings) -> None:
     gathered = gathering(replace(leader, start=0.7))
     Outcome(join, follower(leader, 2), FACTS)
-    with pytest.raises(LockstepError, match="rank 1 did not come to 127.0.0.1"):
+    with pytest.raises(LockstepError, match=r"rank 1 did not come to 127.0.0.1"):
         gathered.get()
 
 
@@ -111,9 +112,7 @@ def test_who_ends_while_others_are_awaited_is_named(leader: Settings) -> None:
     gathered = gathering(leader)
     sock = socket.create_connection(("127.0.0.1", leader.port))
     link = prove_to_leader(sock, leader.secret, 2, "rank 0")
-    link.send(
-        Frame.of(b'{"node": "spark-3", "facts": {}}'.replace(b"{}", str(FACTS).replace("'", '"').encode()))
-    )
+    link.send(Frame.of(json.dumps({"node": "spark-3", "facts": FACTS}).encode()))
     with pytest.raises(AssertionError):
         gathered.get(0.3)
     link.close()
