@@ -26,6 +26,7 @@ def test_the_patches_on_the_vllm_at_hand() -> None:
         "spark-loader": "applied",
         "small-heads": "not needed here",
         "mla-decode": "not needed here",
+        "nvfp4-experts": "not needed here",
         "cpu-rotary": "applied",
         "cpu-pipeline": "applied",
         # Told of the ranks, which are prepared to fork, not of the command line, which is none.

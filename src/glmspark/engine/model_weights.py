@@ -29,6 +29,7 @@ _SPARSE = {
 _steps: list[Step] = []
 _unused: list[NameRule] = []
 _builds: list[Build] = []
+_loaded: list[Build] = []
 _chosen: set[str] = set()
 
 
@@ -52,7 +53,10 @@ class GlmWeights:
         """The patches' steps in the order of their registration, then vLLM's loading."""
         for step in _steps:
             weights = step(self, weights)
-        return super().load_weights(weights)  # type: ignore[misc, no-any-return]
+        loaded: set[str] = super().load_weights(weights)  # type: ignore[misc]
+        for act in _loaded:
+            act(self)
+        return loaded
 
     def is_unused_checkpoint_weight(self, name: str) -> bool:
         """Whether this rank needs no tensor of that name: files with none that it needs are not read."""
@@ -85,6 +89,12 @@ def on_build(build: Build) -> None:
     """Have `build(vllm_config)` called in a worker right before a GLM is built there."""
     _ensure_classes()
     _builds.append(build)
+
+
+def on_loaded(act: Build) -> None:
+    """Have `act(model)` called when it has its weights, before they are put into their kernels' format."""
+    _ensure_classes()
+    _loaded.append(act)
 
 
 def _ensure_classes() -> None:
