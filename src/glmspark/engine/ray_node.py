@@ -70,6 +70,7 @@ def main(argv: list[str] | None = None) -> None:
     # Workers take their environment from Ray's processes, and those from here.
     environment = start_method.prepared(environment) or environment
     directory = make_directory()
+    environment.setdefault("VLLM_RPC_BASE_PATH", str(directory))  # its sockets go with the directory
     caller = Caller(node.ip, interface, versions())
     cpu = start_method.is_cpu_build()
     raise SystemExit(guard(Life(node, directory, environment, caller, secret, expected, cpu)))

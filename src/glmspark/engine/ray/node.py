@@ -216,7 +216,6 @@ class Life:
 
     async def _serve(self, control: str, roll: RollCall) -> asyncio.subprocess.Process:
         environment = {**self.environment, "RAY_ADDRESS": control}
-        environment.setdefault("VLLM_RPC_BASE_PATH", str(self.directory))
         callers = {self.caller.address: self.caller, **roll.present}
         environment["GLMSPARK_FABRIC"] = ",".join(
             f"{address}@{callers[address].interface}" for address in self._order(roll)
