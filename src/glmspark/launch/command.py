@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ipaddress
+import secrets
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from glmspark.config.files import write_atomic
 from glmspark.errors import UsageError
+from glmspark.launch.backends import BACKENDS
 from glmspark.launch.sweep import HOME_VARIABLE, ID_VARIABLE
 
 if TYPE_CHECKING:
@@ -18,7 +21,19 @@ if TYPE_CHECKING:
 KEY_VARIABLE = "VLLM_API_KEY"
 """vLLM reads the API key from here, so it never stands in a command line."""
 
-_PER_NODE = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", KEY_VARIABLE)
+SECRET_VARIABLE = "GLMSPARK_LOCKSTEP_SECRET_FILE"  # noqa: S105 - the variable's name
+"""Names the file by which lockstep's ranks know one another."""
+
+_PER_NODE = (
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "NODE_RANK",
+    KEY_VARIABLE,
+    "TORCHELASTIC_USE_AGENT_STORE",
+)
 """Variables that torch and vLLM act on and that must not reach a rank from the caller's shell by chance."""
 
 
@@ -44,12 +59,20 @@ class Site:
     master_port: int
     reach: tuple[Reach, ...]
 
+    @property
+    def secret_file(self) -> Path:
+        """Where the ranks find what they prove themselves by to one another."""
+        return self.scratch / "secret"
+
 
 def rank_argv(plan: Plan, rank: int, site: Site, *, python: str) -> list[str]:
     """The command of one rank.
 
     vLLM's multi-node form, also on one machine: rank 0 serves the API and forms the group, the others follow.
+    In lockstep the ranks differ by their environment alone.
     """
+    if plan.backend == "lockstep":
+        return [python, *BACKENDS["lockstep"].words(plan, rank)]
     argv = [python, "-m", "glmspark.engine.serve", plan.model_dir, *plan.flag_words()]
     if plan.world > 1:
         argv += ["--nnodes", str(plan.world), "--node-rank", str(rank)]
@@ -63,6 +86,7 @@ def rank_env(plan: Plan, rank: int, site: Site) -> dict[str, str]:
     """What is added to the environment of one rank; secrets are added at the last moment, not here."""
     return {
         **plan.env,
+        **BACKENDS[plan.backend].env(_meeting_at(plan, site), rank, str(site.secret_file)),
         "VLLM_HOST_IP": site.reach[rank].address,
         "GLOO_SOCKET_IFNAME": site.reach[rank].interface,
         "VLLM_CPU_OMP_THREADS_BIND": plan.ranks[rank].omp_bind,
@@ -76,6 +100,21 @@ def rank_env(plan: Plan, rank: int, site: Site) -> dict[str, str]:
         ID_VARIABLE: site.deployment_id,
         HOME_VARIABLE: str(site.home),
     }
+
+
+def _meeting_at(plan: Plan, site: Site) -> Plan:
+    """The plan with the port that was chosen for this start."""
+    ports = plan.ports.model_copy(update={"master": site.master_port, "engine": site.master_port})
+    return plan.model_copy(update={"ports": ports})
+
+
+def lay_out_secret(env: Mapping[str, str]) -> None:
+    """Write a fresh secret where a rank's environment says that it looks for one; nothing where it does not.
+
+    All ranks of a start look at the same place. Raises StateError where it cannot be written.
+    """
+    if place := env.get(SECRET_VARIABLE):
+        write_atomic(Path(place), secrets.token_hex(32).encode(), mode=0o600)
 
 
 def inherited_env(environ: Mapping[str, str]) -> dict[str, str]:

@@ -53,6 +53,7 @@ _SIGNS: tuple[tuple[Phase, re.Pattern[str]], ...] = (
     (Phase.CONFIGURING, re.compile(r"\bResolved architecture: ")),
     (Phase.ENGINE, re.compile(r"\bInitializing a V1 LLM engine |\bOpenMP thread binding info\b")),
     (Phase.JOINING, re.compile(r"\bworld_size=\d+ rank=\d+ .*distributed_init_method=")),
+    (Phase.JOINING, re.compile(r"\blockstep: (?:waiting for|rank \d+ is looking for) rank ")),
     (Phase.LOADING, re.compile(r"\bStarting to load model |\bLoading safetensors checkpoint shards: ")),
     (Phase.CACHE, re.compile(r"\bLoading weights took |\bModel loading took |\bfor KV cache\b")),
     (Phase.WARMING, re.compile(r"\bKV cache size: [\d,]+ tokens|\bCapturing CUDA graphs")),

@@ -67,14 +67,17 @@ class Wanted:
     tp: int
     pp: int
 
-    def differs(self, deployment: Deployment) -> list[str]:
-        """In what a running deployment is not the one wanted, in words; empty when it is the same."""
+    def differs(self, deployment: Deployment, *, backend: str | None = None) -> list[str]:
+        """In what a running deployment is not the one wanted, in words; empty when it is the same. backend:
+        what should hold its ranks together, None for whatever does."""
         plan, endpoint = deployment.plan, deployment.endpoint
         found = []
         if deployment.recipe != self.recipe_data():
             found.append("another version of the recipe or another model")
         if (plan["tp"], plan["pp"]) != (self.tp, self.pp):
             found.append(f"TP{plan['tp']} PP{plan['pp']} instead of TP{self.tp} PP{self.pp}")
+        if backend is not None and plan.get("backend", "mp") != backend:
+            found.append(f"by {plan.get('backend', 'mp')} instead of {backend}")
         if (endpoint.host, endpoint.port) != (self.request.host, self.request.port):
             found.append(
                 f"{endpoint.host}:{endpoint.port} instead of {self.request.host}:{self.request.port}"
@@ -84,6 +87,11 @@ class Wanted:
         elif self.request.key is not None and self.request.key != self.home.read_key():
             found.append("with another API key")
         return found
+
+    @property
+    def local_backend(self) -> Literal["mp", "lockstep"]:
+        """What holds the ranks together on one machine: Ray is for several, mp takes its place."""
+        return "lockstep" if (self.request.backend or self.recipe.layout.backend) == "lockstep" else "mp"
 
     def recipe_data(self) -> dict[str, Any]:
         """The recipe as the record keeps it."""
@@ -130,6 +138,12 @@ def make_plan(wanted: Wanted, transport: Transport) -> Plan:
     """The plan. Raises CheckpointError and PlanError; GlmsparkError where the engine is not installed."""
     request = wanted.request
     check_one_machine(wanted.recipe)
+    if request.backend == "ray":
+        raise UsageError(
+            "Ray holds ranks of several machines together, not those of one",
+            step="plan",
+            next="leave --backend out, choose mp or lockstep, or name nodes with --cluster cluster.yaml",
+        )
     checkpoint = inspect_checkpoint(locate(wanted.recipe.model.source))
     if not wanted.recipe.engine.args.keys() & _OTHER_TOKENIZER:
         check_tokenizer(checkpoint.directory)
@@ -141,6 +155,7 @@ def make_plan(wanted: Wanted, transport: Transport) -> Plan:
         pp=request.pp,
         host=request.host,
         port=request.port,
+        backend=wanted.local_backend,
     )
     if importlib.util.find_spec("vllm") is None:
         raise GlmsparkError(

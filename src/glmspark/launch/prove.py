@@ -31,8 +31,9 @@ def census(deployment: Deployment) -> dict[int, list[str]]:
     for rank in deployment.ranks:
         if rank.process is None or not processes.is_alive(rank.process.identity):
             continue
-        below = [stat for stat in processes.descendants([rank.process.pid], stats) if not stat.ended]
-        titles = [processes.title(stat.pid) for stat in below]
+        main = rank.process.pid  # in lockstep it is the worker itself
+        below = [stat.pid for stat in processes.descendants([main], stats) if not stat.ended]
+        titles = [processes.title(pid) for pid in (main, *below)]
         found[rank.rank] = [title for title in titles if title.startswith(VITAL_TITLE)]
     return found
 

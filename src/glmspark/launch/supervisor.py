@@ -21,7 +21,7 @@ from pathlib import Path
 
 from glmspark.errors import GlmsparkError, StateError
 from glmspark.launch import phases, ranks, reasons, sweep
-from glmspark.launch.command import KEY_VARIABLE, inherited_env
+from glmspark.launch.command import KEY_VARIABLE, inherited_env, lay_out_secret
 from glmspark.launch.faults import FirstError
 from glmspark.launch.phases import FOLLOWING, Phase, Progress
 from glmspark.launch.reaper import Reaper, fork_reaper
@@ -118,6 +118,7 @@ class Supervisor:
                 f"cannot make {self.deployment.scratch}: {error.strerror}",
                 next="if it is not another user's, remove it; or set TMPDIR to another directory",
             ) from error
+        lay_out_secret(self.deployment.ranks[0].env)
         base = inherited_env(os.environ)
         key = self.home.read_key()
         for record in reversed(self.deployment.ranks):  # followers first: the head forms the group

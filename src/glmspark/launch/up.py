@@ -110,7 +110,7 @@ def _acquire(wanted: Wanted, observe: Observer) -> tuple[Lock | None, Deployment
             return lock, None
         running = home.read()
         if running is not None and running.state in (State.STARTING, State.READY, State.UNPROVEN):
-            if differences := wanted.differs(running):
+            if differences := wanted.differs(running, backend=wanted.local_backend):
                 raise UsageError(
                     f"{home.name} already runs, but not as asked: {'; '.join(differences)}",
                     step="look for a running deployment",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from glmspark.config.recipe import Recipe
 from glmspark.models.checkpoint import Checkpoint
 from glmspark.plan.checks import check_context, check_drafter, check_endpoint
@@ -25,12 +27,14 @@ def plan_local(
     pp: int | None = None,
     host: str = "127.0.0.1",
     port: int = 8000,
+    backend: Literal["mp", "lockstep"] = "mp",
 ) -> Plan:
     """Plan a recipe on this machine's CPU. Changes nothing and asks nothing: all it knows is in `facts`.
 
     tp, pp: instead of the recipe's layout; where only one is given the other is 1. host, port: where the API
-    listens. Raises PlanError for a layout the model cannot be split by, a context that dense attention would
-    answer differently from the model, a KV cache too small for one full request, and too little memory.
+    listens. backend: what holds the ranks together. Raises PlanError for a layout the model cannot be split
+    by, a context that dense attention would answer differently from the model, a KV cache too small for one
+    full request, and too little memory.
     """
     if facts.platform != "cpu":
         raise PlanError(
@@ -72,6 +76,7 @@ def plan_local(
         endpoint=Endpoint(host=host, port=port),
         limits=limits(weights, max(1.0, len(ranks) / max(len(facts.cpus), 1))),
         kv_tokens=blocks * BLOCK_TOKENS,
+        backend=backend,
         flags=engine_flags(recipe, tp=tp, pp=pp),
         env=engine_env(recipe),
         warnings=_warnings(ranks, facts),

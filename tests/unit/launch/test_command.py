@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from glmspark.launch.command import (
     free_port,
     inherited_env,
     is_loopback,
+    lay_out_secret,
     rank_argv,
     rank_env,
 )
@@ -26,7 +28,7 @@ SITE = Site(
 )
 
 
-def plan(tmp_path: Path, **layout: int) -> Plan:
+def plan(tmp_path: Path, **layout: Any) -> Plan:
     return plan_local(recipe(), checkpoint(tmp_path), facts=BOX, **layout)
 
 
@@ -66,6 +68,42 @@ def test_the_environment_of_a_rank(tmp_path: Path) -> None:
         "GLMSPARK_DEPLOYMENT": "0123456789abcdef",
         "GLMSPARK_DEPLOYMENT_DIR": "/state/toy",
     }
+
+
+def test_ranks_in_lockstep_differ_by_their_environment(tmp_path: Path) -> None:
+    two = plan(tmp_path, tp=2, backend="lockstep")
+    common = ["py", "-m", "glmspark.engine.serve", two.model_dir, *two.flag_words()]
+    common += ["--distributed-executor-backend", "glmspark-lockstep"]
+    assert rank_argv(two, 1, SITE, python="py") == common
+    assert rank_argv(two, 0, SITE, python="py") == [*common, "--host", "127.0.0.1", "--port", "8000"]
+    first, second = (rank_env(two, rank, SITE) for rank in (0, 1))
+    assert {name: (first[name], second[name]) for name in first if first[name] != second[name]} == {
+        "RANK": ("0", "1"),
+        "VLLM_CPU_OMP_THREADS_BIND": ("0", "1"),
+    }
+    assert (
+        second.items()
+        >= {
+            "WORLD_SIZE": "2",
+            "LOCAL_RANK": "0",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": "29500",
+            "GLMSPARK_LOCKSTEP_SECRET_FILE": "/tmp/glmspark-0-1/secret",
+            "GLMSPARK_LOCKSTEP_START_S": str(two.limits.start),
+        }.items()
+    )
+
+
+def test_the_secret_is_fresh_and_its_owners(tmp_path: Path) -> None:
+    place = tmp_path / "secret"
+    lay_out_secret({})
+    found = set()
+    for _ in range(2):
+        lay_out_secret({"GLMSPARK_LOCKSTEP_SECRET_FILE": str(place)})
+        found.add(place.read_text())
+        assert place.stat().st_mode & 0o777 == 0o600
+    assert len(found) == 2
+    assert all(len(secret) == 64 for secret in found)
 
 
 def test_what_the_caller_s_shell_must_not_decide() -> None:
