@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from glmspark.cli.console import AsJson, complete_deployment, print_json, wants_colour
+from glmspark.cli.nodes import OnCluster
 
 if TYPE_CHECKING:
     from glmspark.launch.record import Home
@@ -31,29 +32,44 @@ def logs(
         int, typer.Option("--lines", "-n", help="Lines of each rank to begin with.", min=0)
     ] = 100,
     supervisor: Annotated[bool, typer.Option("--supervisor", help="The supervisor's own lines.")] = False,
+    cluster: OnCluster = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the ranks' logs, each line with its rank.
+    """Print the ranks' logs, each line with its rank, and its node where there are several.
 
     Example: [bold]glmspark logs -f --rank 1[/bold]
     """
+    from glmspark.launch.cluster_ops import find
     from glmspark.launch.record import home
     from glmspark.launch.status import pick
-    from glmspark.launch.tail import last_lines
 
-    place = pick(name)
-    files = _files(place, rank, supervisor)
+    known = None if cluster is not None else pick(name)
+    place = find(known.name if known is not None else name, cluster)
+    if place is not None:
+        from glmspark.cli.logs_cluster import logs_of_cluster
+
+        logs_of_cluster(place, rank=rank, lines=lines, follow=follow, supervisor=supervisor, as_json=as_json)
+        return
+    assert known is not None  # noqa: S101 - with a cluster file there is a place
+    files = _files(known, rank, supervisor)
     if as_json:
+        from glmspark.launch.tail import last_lines
+
         print_json(
             [{"source": who, "file": str(path), "lines": last_lines(path, lines)} for who, path in files]
         )
         return
-    colour = wants_colour(sys.stdout)
+    _print_last(files, lines)
+    if follow:
+        _follow(home(known.name), files)
+
+
+def _print_last(files: list[tuple[str, Path]], lines: int) -> None:
+    from glmspark.launch.tail import last_lines
+
     for number, (who, path) in enumerate(files):
         for line in last_lines(path, lines):
-            _print(number, who, line, colour, alone=len(files) == 1)
-    if follow:
-        _follow(home(place.name), files, colour)
+            print_line(number, who, line, alone=len(files) == 1)
 
 
 def _files(place: Home, rank: int | None, supervisor: bool) -> list[tuple[str, Path]]:
@@ -72,7 +88,7 @@ def _files(place: Home, rank: int | None, supervisor: bool) -> list[tuple[str, P
     return [(f"rank {one}", place.rank_log(one)) for one in ranks]
 
 
-def _follow(place: Home, files: list[tuple[str, Path]], colour: bool) -> None:
+def _follow(place: Home, files: list[tuple[str, Path]]) -> None:
     from glmspark.launch import lock
     from glmspark.launch.tail import Tail
 
@@ -81,7 +97,7 @@ def _follow(place: Home, files: list[tuple[str, Path]], colour: bool) -> None:
         alive = lock.held(place.lock_file)
         for number, who, tail in tails:
             for line in tail.lines():
-                _print(number, who, line, colour, alone=len(files) == 1)
+                print_line(number, who, line, alone=len(files) == 1)
         if not alive:  # looked at before the last reading, so nothing is missed
             print(f"{place.name} does not run any more", file=sys.stderr)
             return
@@ -89,10 +105,11 @@ def _follow(place: Home, files: list[tuple[str, Path]], colour: bool) -> None:
         time.sleep(_FOLLOW)
 
 
-def _print(number: int, who: str, line: str, colour: bool, *, alone: bool) -> None:
+def print_line(number: int, who: str, line: str, *, alone: bool) -> None:
+    """Print a line of a log. number: of who says it, for the colour; alone: nobody else says anything."""
     if alone:
         print(line)
-    elif colour:
+    elif wants_colour(sys.stdout):
         print(f"{_COLOURS[number % len(_COLOURS)]}{who}\x1b[0m  {line}")
     else:
         print(f"{who}  {line}")

@@ -6,11 +6,18 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 if TYPE_CHECKING:
     from glmspark.config.cluster import Cluster
     from glmspark.nodes.ssh import Address
+
+OnCluster = Annotated[
+    Path | None,
+    typer.Option("--cluster", metavar="FILE", help="On the nodes of this cluster.yaml, from any machine."),
+]
 
 
 def where(hosts: list[str] | None, cluster: Path | None) -> tuple[Cluster | None, dict[str, Address | None]]:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from glmspark.cli.console import AsJson, complete_deployment, duration, print_json
+from glmspark.cli.nodes import OnCluster, waiting
 
 if TYPE_CHECKING:
+    from glmspark.launch.record import Home
     from glmspark.launch.status import Status
 
 
@@ -18,30 +22,27 @@ def status(
         str | None,
         typer.Argument(help="Deployment; all of them if not given.", autocompletion=complete_deployment),
     ] = None,
+    cluster: OnCluster = None,
     as_json: AsJson = False,
 ) -> None:
     """Show deployments: ranks, memory, uptime, tokens a second, requests running and waiting.
 
-    A deployment that failed says which rank ended, how, and what its log said first.
+    A deployment that failed says which rank ended, how, and what its log said first. Of one on a cluster the
+    nodes are asked, those that this machine's record names or those of the cluster file.
 
     Example: [bold]glmspark status --json[/bold]
 
     Exit codes: 0 ready, 1 failed or not answering, 3 not running or not ready yet.
     """
-    from glmspark.errors import StateError, UsageError
-    from glmspark.launch.record import home, homes
-    from glmspark.launch.status import look
+    from glmspark.errors import GlmsparkError, UsageError
 
-    places = [home(name)] if name is not None else list(homes())
     found: list[Status] = []
-    unreadable: list[StateError] = []
-    for place in places:
+    unreadable: list[GlmsparkError] = []
+    for look in _looks(name, cluster):
         try:
-            one = look(place)
-        except StateError as error:  # told after the others
+            found += look()
+        except GlmsparkError as error:  # told after the others
             unreadable.append(error)
-        else:
-            found += [one] if one is not None else []
     if unreadable and not found:
         raise unreadable[0]
     if name is not None and not found:
@@ -62,6 +63,38 @@ def status(
     if unreadable:
         raise unreadable[0]
     raise typer.Exit(_exit_code(found))
+
+
+def _looks(name: str | None, cluster: Path | None) -> Iterator[Callable[[], list[Status]]]:
+    """What to call for the status of each deployment meant."""
+    from glmspark.launch.record import home, homes
+    from glmspark.launch.status import look
+
+    if cluster is not None:
+        yield lambda: _look_at(name, cluster)
+        return
+    for place in [home(name)] if name is not None else list(homes()):
+
+        def one(place: Home = place) -> list[Status]:
+            deployment = place.read()
+            if deployment is not None and deployment.cluster is not None:
+                return _look_at(place.name, None)
+            known = look(place)
+            return [] if known is None else [known]
+
+        yield one
+
+
+def _look_at(name: str | None, cluster: Path | None) -> list[Status]:
+    import asyncio
+
+    from glmspark.launch.cluster_ops import find
+    from glmspark.launch.cluster_status import look_at
+
+    place = find(name, cluster)
+    assert place is not None  # noqa: S101 - the caller looked
+    with waiting(f"asking {', '.join(place.nodes)}"):
+        return asyncio.run(look_at(place))
 
 
 def _exit_code(found: list[Status]) -> int:
@@ -88,7 +121,7 @@ def _print(one: Status) -> None:
         f"[bold]{one.name}[/bold]  [{colour}]{one.state}[/{colour}]{uptime}  {one.endpoint}  {one.model}"
     )
     if one.state == "lost":
-        console.print("  its supervisor has ended; `glmspark down` cleans up, `glmspark up` starts it again")
+        console.print("  nobody answers for it; `glmspark down` cleans up, `glmspark up` starts it again")
     if one.state not in ("stopped", "failed"):
         table = Table(box=None, pad_edge=False)
         for title in ("  rank", "node", "pid", "processes", "memory", "doing"):
@@ -97,7 +130,8 @@ def _print(one: Status) -> None:
             titles = ", ".join(title.removeprefix("VLLM::") for title in rank.processes)
             pid = str(rank.pid) if rank.alive else "-"
             table.add_row(
-                f"  {rank.rank}", rank.node, pid, titles or "-", format_size(rank.memory), rank.phase
+                f"  {rank.rank if rank.rank >= 0 else '?'}",
+                *(rank.node, pid, titles or "-", format_size(rank.memory), rank.phase),
             )
         console.print(table)
     if one.load is not None:

@@ -98,7 +98,7 @@ def up(  # noqa: PLR0913, PLR0917 - one parameter for each option
         pp=pp,
         host=host,
         port=port,
-        key=_api_key(api_key_env, api_key_file),
+        key=api_key(api_key_env, api_key_file),
         insecure=insecure,
         model=model,
         keep=keep,
@@ -139,7 +139,8 @@ def _refuse_cluster_options(**given: object) -> None:
             )
 
 
-def _api_key(variable: str | None, file: Path | None) -> str | None:
+def api_key(variable: str | None, file: Path | None) -> str | None:
+    """The API key from a file or an environment variable, None where there is none. Raises UsageError."""
     from glmspark.errors import UsageError
 
     if variable is not None and file is not None:
@@ -205,16 +206,17 @@ def _start(wanted: Wanted, as_json: bool) -> None:
         except StartError as error:
             display.finish()
             if as_json:
-                print_json({**error.to_json(), "deployment": _summary(error.deployment)})
+                print_json({**error.to_json(), "deployment": summary(error.deployment)})
                 raise typer.Exit(error.exit_code) from error
             raise
     if as_json:
-        print_json({**_summary(outcome.deployment), "already": outcome.already})
+        print_json({**summary(outcome.deployment), "already": outcome.already})
         return
     _print_ready(wanted, outcome)
 
 
-def _summary(deployment: Deployment) -> dict[str, Any]:
+def summary(deployment: Deployment) -> dict[str, Any]:
+    """What --json prints of a start."""
     return {
         "name": deployment.name,
         "state": str(deployment.state),

@@ -43,7 +43,7 @@ def up_cluster(
 
 def _start(asked: ClusterWanted, lock: Path | None, locked: Path | None, as_json: bool) -> None:
     from glmspark.cli.progress import make_display
-    from glmspark.cli.up import _summary
+    from glmspark.cli.up import summary
     from glmspark.launch.cluster_up import LockFiles, bring_up_cluster
     from glmspark.launch.up import StartError
 
@@ -54,11 +54,11 @@ def _start(asked: ClusterWanted, lock: Path | None, locked: Path | None, as_json
         except StartError as error:
             display.finish()
             if as_json:
-                print_json({**error.to_json(), "deployment": _summary(error.deployment)})
+                print_json({**error.to_json(), "deployment": summary(error.deployment)})
                 raise typer.Exit(error.exit_code) from error
             raise
     if as_json:
-        print_json({**_summary(outcome.deployment), "already": outcome.already})
+        print_json({**summary(outcome.deployment), "already": outcome.already})
         return
     _print_ready(asked, outcome)
 

@@ -97,7 +97,8 @@ def look(place: Home, *, sample: float = 0.5) -> Status | None:
     if not running and not deployment.state.over:
         deployment = place.read() or deployment  # it may have ended between the two looks
     serving = running and deployment.state in (State.READY, State.UNPROVEN)
-    load = _load(deployment, sample) if serving else None  # may take its time: what follows is of now
+    # It may take its time: what follows is of now.
+    load = load_of(deployment.endpoint.url, sample) if serving else None
     return Status(
         name=place.name,
         state=str(deployment.state) if running or deployment.state.over else LOST,
@@ -144,8 +145,12 @@ def _called(pid: int) -> str:
     return f"{name} (pid {pid})"
 
 
-def _load(deployment: Deployment, seconds: float) -> Load | None:
-    url = f"{deployment.endpoint.url.removesuffix('/v1')}/metrics"
+def load_of(endpoint: str, seconds: float) -> Load | None:
+    """What an engine does now, from two looks at its metrics so many seconds apart; None without an answer.
+
+    endpoint: the URL with /v1 at its end.
+    """
+    url = f"{endpoint.removesuffix('/v1')}/metrics"
     try:
         with httpx.Client(trust_env=False, timeout=5.0) as client:
             before, begin = _sample(client, url), time.monotonic()
@@ -169,7 +174,10 @@ def _sample(client: httpx.Client, url: str) -> Sample:
 
 
 def unfinished(place: Home) -> bool:
-    """Whether something of a deployment runs, or may have been left: all but what has ended in order."""
+    """Whether something of a deployment runs, or may have been left: all but what has ended in order.
+
+    Of one on nodes this machine's record says it, which does not hear of their end.
+    """
     if locks.held(place.lock_file):
         return True
     try:
@@ -215,3 +223,14 @@ def pick(name: str | None, *, serving: bool = False) -> Home:
         if deployment is None or deployment.state not in (State.READY, State.UNPROVEN):
             raise UsageError(f"{chosen[0].name} is not ready", next="`glmspark status` shows how far it is")
     return chosen[0]
+
+
+def _seems_to_run(place: Home) -> bool:
+    """Whether its supervisor lives; of a deployment on nodes, whether the record says that it runs."""
+    if locks.held(place.lock_file):
+        return True
+    try:
+        deployment = place.read()
+    except StateError:
+        return False
+    return deployment is not None and deployment.cluster is not None and not deployment.state.over

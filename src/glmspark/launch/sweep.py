@@ -80,11 +80,16 @@ def _is_ours(scratch: Path) -> bool:
     )
 
 
+def named(one: Identity) -> str:
+    """A process for people: its pid and the beginning of its command."""
+    return f"{one.pid} ({processes.command(one.pid)[:80]})"
+
+
 def _kill(identities: list[Identity], result: Swept) -> None:
     for identity in identities:
-        title = processes.command(identity.pid)
+        name = named(identity)
         if processes.send(identity, signal.SIGKILL):
-            result.processes.append(f"{identity.pid} ({title[:80]})")
+            result.processes.append(name)
     result.stubborn += [f"process {one.pid}" for one in processes.wait_gone(identities, 3.0)]
 
 

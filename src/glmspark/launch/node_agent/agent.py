@@ -27,6 +27,8 @@ from .sweep import sweep
 VITAL = ("VLLM::", "ray::RayWorkerProc")
 """Beginnings of the titles of vLLM's engine core and workers. The rank is dead without any of them."""
 
+_ANOTHERS_END = 3
+"""Exit code of our entry points for a rank that only follows another's end."""
 _TICK, _LOOK, _ASK_INSIDE, _LOGS_AGAIN = 0.25, 1.0, 10.0, 2.0
 # seconds between looks: at all, at processes, inside a container; between two attempts to have its output
 
@@ -215,6 +217,9 @@ class Agent:
                 os.close(handle)
         status, oom = await asyncio.to_thread(self.rank.status)
         await self._last_words(0.3)
+        if status == _ANOTHERS_END:  # whoever caused it is about to say so
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(asyncio.shield(self._over), 2.0)
         self.finish(self._describe("", main.pid if main else 0, status, oom=oom))
 
     def _pump(self) -> None:

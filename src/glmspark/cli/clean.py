@@ -1,0 +1,79 @@
+"""`glmspark clean`: remove what nobody answers for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from glmspark.cli.console import AsJson, complete_deployment, print_json
+from glmspark.cli.nodes import OnCluster, waiting
+
+
+def clean(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="Deployment; all of them if not given.", autocompletion=complete_deployment),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be removed.")] = False,
+    cluster: OnCluster = None,
+    as_json: AsJson = False,
+) -> None:
+    """Remove containers, processes, Ray sessions and shared memory of deployments that nobody answers for.
+
+    On this machine and on the nodes of all clusters its records name, or only on those of a cluster file.
+    What runs, what another user started and what glmspark did not make is left alone; records and logs stay.
+
+    Example: [bold]glmspark clean --dry-run[/bold]
+
+    Exit codes: 0 clean, 1 something would not go or a node could not be asked.
+    """
+    import asyncio
+
+    from glmspark.errors import GlmsparkError
+    from glmspark.launch.cluster_ops import clusters_known, find
+    from glmspark.launch.leftovers import HERE, clean_here, clean_nodes
+
+    found: dict[str, Mapping[str, Any] | GlmsparkError] = {}
+    named = find(name, cluster)
+    if named is None:
+        found[HERE] = clean_here(name, dry_run=dry_run)
+    places = [named] if named is not None else clusters_known() if name is None else []
+    for place in places:
+        with waiting(f"asking {', '.join(place.nodes)}"):
+            try:
+                found.update(asyncio.run(clean_nodes(place, dry_run=dry_run)))
+            except GlmsparkError as error:
+                found[", ".join(place.nodes)] = error
+    if as_json:
+        print_json(
+            {
+                where: one.to_json() if isinstance(one, GlmsparkError) else dict(one)
+                for where, one in found.items()
+            }
+        )
+    else:
+        _print(found, dry_run=dry_run)
+    if any(isinstance(one, GlmsparkError) or one["stubborn"] for one in found.values()):
+        raise typer.Exit(1)
+
+
+def _print(found: Mapping[str, Any], *, dry_run: bool) -> None:
+    from glmspark.errors import GlmsparkError
+
+    anything = False
+    for where, one in found.items():
+        if isinstance(one, GlmsparkError):
+            print(f"{where}: could not be asked: {one.message}")
+            anything = True
+            continue
+        for part, word in (("containers", "container"), ("processes", "process"), ("files", "file")):
+            for what in one[part]:
+                print(f"{where}: {'would remove' if dry_run else 'removed'} {word} {what}")
+                anything = True
+        for what in one["stubborn"]:
+            print(f"{where}: would not go: {what}")
+            anything = True
+    if not anything:
+        print("there is nothing to clean")

@@ -1,0 +1,122 @@
+"""Where a deployment on nodes stands, from what their agents say."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from glmspark.launch.cluster_ops import Place, States, record_of, states_by_name
+from glmspark.launch.cluster_prove import forwarded
+from glmspark.launch.record import Deployment, State
+from glmspark.launch.status import LOST, Load, RankStatus, Status, load_of
+from glmspark.nodes.fleet import Fleet
+from glmspark.nodes.transport import NodeError
+
+UNREACHED = "not reached"
+_RUNS = ("starting", "running", "ready", "stopping")
+
+
+async def look_at(place: Place, *, sample: float = 0.5) -> list[Status]:
+    """The status of a deployment on nodes, or of all there; empty where they know none.
+
+    sample: seconds between two looks at the metrics. Raises NodeError where no node can be reached.
+    """
+    async with place.reached() as fleet:
+        found = await states_by_name(place, fleet)
+        return [await _status(place, fleet, name, states, sample) for name, states in sorted(found.items())]
+
+
+async def _status(place: Place, fleet: Fleet, name: str, states: States, sample: float) -> Status:
+    deployment = record_of(place, states)
+    load = None
+    state = overall(states, deployment)
+    if deployment is not None and state in (State.READY, State.UNPROVEN):
+        load = await _load(fleet, deployment, sample)
+    return status_of(name, states, deployment, load, now=time.time())
+
+
+async def _load(fleet: Fleet, deployment: Deployment, sample: float) -> Load | None:
+    head = fleet.nodes.get(deployment.ranks[0].node)
+    if head is None:
+        return None
+    with contextlib.suppress(NodeError):
+        async with forwarded(head, deployment.endpoint) as endpoint:
+            return await asyncio.to_thread(load_of, endpoint.url, sample)
+    return None
+
+
+def overall(states: States, deployment: Deployment | None) -> str:
+    """One word for all ranks together: the worst that is said of any."""
+    known = [one for one in states.values() if isinstance(one, Mapping)]
+    words = {str(one["state"]) for one in known}
+    for word in ("failed", LOST):
+        if word in words:
+            return word
+    if "stopping" in words or ("stopped" in words and len(words) > 1):
+        return "stopping"
+    if words == {"stopped"}:
+        return "stopped"
+    if words == {"ready"} and all(one is not None for one in states.values()):
+        kept = deployment is not None and deployment.state is State.UNPROVEN
+        return State.UNPROVEN if kept else State.READY
+    return "starting"
+
+
+def status_of(
+    name: str, states: States, deployment: Deployment | None, load: Load | None, *, now: float
+) -> Status:
+    """The status of one deployment. Pure. now: Unix seconds."""
+    state = overall(states, deployment)
+    phases = {rank.node: rank.phase for rank in deployment.ranks} if deployment else {}
+    ranks = [_rank(node, one, phases.get(node, "")) for node, one in states.items()]
+    ready = [one["since"] for one in states.values() if isinstance(one, Mapping) and one["state"] == "ready"]
+    serving = state in (State.READY, State.UNPROVEN)
+    endpoint = deployment.endpoint if deployment else None
+    return Status(
+        name=name,
+        state=state,
+        endpoint=endpoint.url if endpoint else "",
+        model=endpoint.model if endpoint else "",
+        created=min((one["created"] for one in states.values() if isinstance(one, Mapping)), default=0.0),
+        uptime=max(0.0, now - max(ready)) if serving and ready else None,
+        ranks=sorted(ranks, key=lambda one: one.rank),
+        load=load,
+        verdicts=deployment.verdicts if deployment else [],
+        reason=_reason(list(states.values())) or _left_reason(deployment),
+        directory=next((one["directory"] for one in states.values() if isinstance(one, Mapping)), ""),
+    )
+
+
+def _rank(node: str, state: Mapping[str, Any] | NodeError | None, phase: str) -> RankStatus:
+    if not isinstance(state, Mapping):
+        why = f"{UNREACHED}: {state.message}" if isinstance(state, NodeError) else "nothing is known there"
+        return RankStatus(-1, node, None, False, why, [], 0, "", [])
+    word = str(state["state"])
+    return RankStatus(
+        rank=int(state["rank"]),
+        node=node,
+        pid=state.get("main"),
+        alive=word in _RUNS and bool(state.get("alive")),
+        phase=phase if word == "ready" and phase else word,
+        processes=list(state.get("processes") or []),
+        memory=int(state.get("memory") or 0),
+        log=f"{state['directory']}/logs/rank-{state['rank']}.log",
+        stopped=[f"pid {pid}" for pid in state.get("halted") or []],
+    )
+
+
+def _reason(states: Sequence[Mapping[str, Any] | NodeError | None]) -> dict[str, Any] | None:
+    """The cause among the reasons: what a rank says of itself before what others say of it."""
+    told = [(one, one["reason"]) for one in states if isinstance(one, Mapping) and one.get("reason")]
+    own = [(one, why) for one, why in told if why.get("rank") == one["rank"]]
+    found = min(own or told, key=lambda pair: float(pair[1].get("at") or 0), default=None)
+    return dict(found[1]) if found else None
+
+
+def _left_reason(deployment: Deployment | None) -> dict[str, Any] | None:
+    """What the record says of a failure that no node knows: canaries that failed."""
+    reason = deployment.reason if deployment else None
+    return reason.model_dump(mode="json") if reason else None
