@@ -40,6 +40,7 @@ from glmspark.nodes.facts.nvidia import GPUS
 from glmspark.nodes.facts.ports import LISTENERS, command_line, socket_owners
 from glmspark.nodes.facts.rdma import RDMA
 from glmspark.nodes.fleet import Fleet
+from glmspark.nodes.node import as_root
 from glmspark.nodes.survey import Facts, survey
 from glmspark.nodes.transport import NodeError
 from glmspark.plan import MachineFacts, Plan
@@ -255,7 +256,11 @@ async def check_port(fleet: Fleet, prepared: Prepared) -> None:
     if not taken:
         return
     owners = socket_owners([one.inode for one in taken])
-    found = (await survey(fleet.nodes[head], [owners])).get(owners) or ()
+    known = await survey(fleet.nodes[head], [owners])
+    if not known.get(owners):  # another user's process, which only root can look into
+        owners = replace(owners, command=(*as_root(True), *owners.command))
+        known = await survey(fleet.nodes[head], [owners])
+    found = known.get(owners) or ()
     who = f"a process of the user with id {taken[0].uid}"
     for owner in found[:1]:
         line = command_line(owner.pid)

@@ -26,6 +26,7 @@ from glmspark.nodes.checks import State as Verdicts
 from glmspark.nodes.checks.alike import same_nccl
 from glmspark.nodes.doctor import addresses
 from glmspark.nodes.facts.nccl import Nccl, nccl
+from glmspark.nodes.facts.places import Place
 from glmspark.nodes.fleet import Fleet
 from glmspark.nodes.survey import Facts, survey
 from glmspark.nodes.transport import NodeError
@@ -122,7 +123,7 @@ async def _bring_up(wanted: ClusterWanted, observer: Observer, files: LockFiles)
         lock = lock_of(prepared, image=image, nccl=await _nccl(fleet, prepared, image))
         if expected is not None:  # now that the image's id and NCCL are known for certain
             refuse_drift(expected, lock, files.expect)
-        await bring_model(fleet, prepared.model, observer.note)
+        await bring_model(fleet, prepared.model, prepared.facts, observer.note)
         key = wanted.wanted.request.key
         directories = await agents.directories()
         await _make_caches(fleet, prepared, directories)
@@ -188,7 +189,7 @@ async def _nccl(fleet: Fleet, prepared: Prepared, image: str | None) -> dict[str
     """
     if prepared.plan.platform != "cuda" or image is None:
         return {}
-    fact = nccl(image)
+    fact = nccl(Place(image=image))
     asked = await fleet.each(lambda node: survey(node, [fact], each=120, timeout=150))
     look = Look(
         {name: one for name, one in asked.items() if isinstance(one, Facts)}, expected=Expected(image=image)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from glmspark.config.units import format_size
 from glmspark.errors import GlmsparkError
+from glmspark.launch.room import check_room
 from glmspark.nodes.checks.alike import identity_of
-from glmspark.nodes.facts.disks import DISKS, disk_of
 from glmspark.nodes.facts.docker import ENGINE, IMAGES
 from glmspark.nodes.fleet import Fleet
 from glmspark.nodes.node import Node
@@ -18,7 +18,7 @@ from glmspark.nodes.streams import pour
 from glmspark.nodes.survey import Facts
 from glmspark.nodes.transport import NodeError
 
-__all__ = ["Images", "bring_image", "check_room", "image_at", "look_at_images", "pull", "save"]
+__all__ = ["Images", "bring_image", "image_at", "look_at_images", "pull", "save"]
 
 _PULL = 3600.0
 _STEP = "bring the image"
@@ -81,7 +81,8 @@ def look_at_images(name: str, facts: Mapping[str, Facts]) -> Images:
         if identity is not None:
             kinds.setdefault(identity, []).append(node)
     if len(kinds) > 1:
-        few = min(kinds.values(), key=len)
+        right = max(kinds.values(), key=len)  # of as many, the first: the head's
+        few = [node for nodes in kinds.values() if nodes is not right for node in nodes]
         said = "; ".join(f"{identity[7:19]} on {', '.join(nodes)}" for identity, nodes in kinds.items())
         raise GlmsparkError(
             f"{name} is not the same image on every node: {said}",
@@ -90,19 +91,6 @@ def look_at_images(name: str, facts: Mapping[str, Facts]) -> Images:
             next=f"remove the wrong one there (docker image rm {name}); `up` then brings the right one",
         )
     return found
-
-
-def check_room(node: str, facts: Facts, size: int) -> None:
-    """Raises GlmsparkError unless an image of so many bytes, unpacked, fits where Docker keeps its images."""
-    engine, disks = facts.get(ENGINE), facts.get(DISKS)
-    disk = disk_of(disks, engine.root) if engine is not None and disks else None
-    if disk is not None and disk.free < size:
-        raise GlmsparkError(
-            f"the image needs {format_size(size)}, {disk.target} has {format_size(disk.free)} free",
-            host=node,
-            step=_STEP,
-            next=f"free some space under {disk.target} (docker image prune shows what nobody uses)",
-        )
 
 
 async def image_at(node: Node, name: str) -> tuple[str, int]:
@@ -136,7 +124,8 @@ async def bring_image(
         return found.id
     identity, size = await image_at(fleet.nodes[source], found.name)
     for name in missing:
-        check_room(name, facts[name], size)
+        engine = facts[name].get(ENGINE)
+        check_room(name, facts[name], engine.root if engine is not None else "", size, f"image {found.name}")
         await _hand_on(fleet.nodes[source], fleet.nodes[name], found.name, size, told)
         there, _ = await image_at(fleet.nodes[name], found.name)
         if there != identity:

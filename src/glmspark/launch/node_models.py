@@ -11,13 +11,14 @@ from pathlib import Path
 
 from glmspark.config.recipe import ModelSource
 from glmspark.errors import GlmsparkError
+from glmspark.launch.room import check_room
 from glmspark.models import Checkpoint, inspect_checkpoint, locate
 from glmspark.models.checkpoint import check_tokenizer
 from glmspark.nodes.facts.account import Account
 from glmspark.nodes.facts.checkpoint import Listing, heads, listing
 from glmspark.nodes.fleet import Fleet
 from glmspark.nodes.node import Node
-from glmspark.nodes.survey import survey
+from glmspark.nodes.survey import Facts, survey
 from glmspark.nodes.transport import NodeError
 
 __all__ = ["Model", "bring_model", "look_at_model", "place_of"]
@@ -168,12 +169,20 @@ def local_listing(directory: Path) -> Listing:
     return fact.parse(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
-async def bring_model(fleet: Fleet, model: Model, told: Callable[[str], None] = lambda _: None) -> None:
-    """Copy a model to the nodes that lack it. NodeError naming node and file where that fails."""
+async def bring_model(
+    fleet: Fleet, model: Model, facts: Mapping[str, Facts], told: Callable[[str], None] = lambda _: None
+) -> None:
+    """Copy a model to the nodes that lack it. GlmsparkError naming node and file where that fails.
+
+    facts: of the nodes, for what is free there.
+    """
     local = model.local
     if not model.lacking or local is None:
         return
     place = str(model.checkpoint.directory)
+    for name in model.lacking:
+        size = sum(one.size for one in model.wanted.files)
+        check_room(name, facts[name], place, size, f"model {local.name}")
     told(f"copying {local.name} to {', '.join(model.lacking)}")
 
     async def bring(node: Node) -> None:
