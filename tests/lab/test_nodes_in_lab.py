@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from glmspark import __version__
 from glmspark.config.cluster import load_cluster
 from glmspark.nodes.doctor import addresses
 from glmspark.nodes.facts import Fact
@@ -99,6 +101,32 @@ def test_a_healthy_lab_is_not_blocked(lab: VirtualSparks) -> None:
         "spark3",
     }
     assert all(one["state"] == "ok" for one in verdicts if one["check"] == "clock skew")
+
+
+def test_a_look_from_where_ranks_run(lab_with_image: VirtualSparks) -> None:
+    """Containers of the lab's image with this environment mounted; the nodes have no GPU to load."""
+    engines = {one["node"]: one for one in doctor(lab_with_image, "--load", "1") if one["check"] == "engine"}
+    assert set(engines) == {"spark1", "spark2", "spark3"}
+    assert {one["state"] for one in engines.values()} == {"ok"}, engines
+    assert all(f"glmspark {__version__}" in one["evidence"] for one in engines.values())
+
+
+def test_an_image_without_an_engine_is_named(lab_with_image: VirtualSparks, tmp_path: Path) -> None:
+    """The same image without the environment: the plain Python in it has no engine."""
+    text = lab_with_image.home.cluster_file.read_text()
+    runtime = f"runtime: {{kind: docker, image: '{lab_with_image.cluster.runtime.image}'}}"
+    bare = tmp_path / "bare.yaml"
+    bare.write_text(re.sub(r"(?ms)^runtime:.*?(?=^\S)", runtime + "\n", text))
+    done = lab_with_image.glmspark("doctor", "--cluster", str(bare), "--load", "1", "--json", ok=False)
+    found = [one for one in json.loads(done.stdout)["verdicts"] if one["check"] == "engine"]
+    assert [one["state"] for one in found] == ["blocked"] * 3
+    assert all("has no vLLM, no glmspark" in one["evidence"] for one in found)
+
+
+def test_what_a_recipe_needs_is_held_against_the_lab(lab: VirtualSparks) -> None:
+    found = {one["check"]: one for one in doctor(lab, "--recipe", "glm-5.2-4x-mtp") if one["node"] is None}
+    assert found["recipe"]["state"] == "blocked"
+    assert found["recipe"]["evidence"] == "glm-5.2-4x-mtp needs 4 nodes, there are 3"
 
 
 def test_an_image_that_is_nowhere_is_named(lab: VirtualSparks) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from glmspark.cli.console import AsJson, print_json
+from glmspark.cli.recipe import complete_recipe
 
 if TYPE_CHECKING:
     from glmspark.nodes.checks import Expected, Look, Verdict
@@ -24,14 +25,24 @@ def doctor(
     hosts: Hosts = None,
     cluster: ClusterFile = None,
     recipe: Annotated[
-        str | None, typer.Option(help="Also ask whether what this recipe needs is there.")
+        str | None,
+        typer.Option(
+            help="Also ask whether what this recipe needs is there.", autocompletion=complete_recipe
+        ),
     ] = None,
     image: Annotated[
         str | None, typer.Option(help="The image that is to run, instead of the file's.")
     ] = None,
     load: Annotated[
-        bool, typer.Option("--load", help="Also run the GPU for 10 s and compare NCCL, inside the image.")
-    ] = False,
+        float | None,
+        typer.Option(
+            "--load",
+            metavar="SECONDS",
+            min=1,
+            max=600,
+            help="Also look from where ranks run: engine, RDMA, NCCL, and the GPU under so long a load.",
+        ),
+    ] = None,
     port: Annotated[
         list[int] | None, typer.Option(help="TCP ports that must be free [default: 8000 29500].")
     ] = None,
@@ -42,7 +53,7 @@ def doctor(
 ) -> None:
     """Look at nodes and say what is wrong with them, with the evidence and what to do.
 
-    Example: [bold]glmspark doctor --cluster cluster.yaml[/bold]
+    Example: [bold]glmspark doctor --cluster cluster.yaml --recipe glm-5.2-4x-mtp --load 10[/bold]
 
     Exit codes: 0 nothing blocks, 1 something does.
     """
@@ -75,7 +86,7 @@ def _expected(cluster: object, recipe: str | None, image: str | None, ports: lis
 
     from glmspark.config.cluster import Cluster
     from glmspark.nodes.checks import Expected
-    from glmspark.nodes.doctor import expected_of
+    from glmspark.nodes.doctor import expected_by, expected_of
 
     expected = expected_of(cluster) if isinstance(cluster, Cluster) else Expected()
     if image is not None:
@@ -85,7 +96,7 @@ def _expected(cluster: object, recipe: str | None, image: str | None, ports: lis
     if recipe is not None:
         from glmspark.config import load_recipe
 
-        expected = replace(expected, memory=load_recipe(recipe).needs.memory_per_rank)
+        expected = expected_by(load_recipe(recipe), expected)
     return expected
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from glmspark.config.cluster import Runtime
 from glmspark.errors import GlmsparkError
 from glmspark.launch.backends import BACKENDS
+from glmspark.nodes.facts.places import GPU_OPTIONS, VERBS_OPTIONS
 from glmspark.plan import Plan
 
 __all__ = ["Seat", "container_argv", "container_name", "make_spec", "process_argv", "rank_env"]
@@ -97,9 +98,9 @@ def container_argv(
     argv += ["--log-driver", "json-file", "--log-opt", "max-size=50m"]
     argv += ["--user", f"{seat.uid}:{seat.gid}"]
     if seat.gpu:
-        argv += ["--gpus", "all", "--ulimit", "memlock=-1:-1"]
+        argv += GPU_OPTIONS
     if seat.verbs:
-        argv += ["--device", "/dev/infiniband", "--cap-add", "IPC_LOCK"]
+        argv += VERBS_OPTIONS
     read_only = [*runtime.mounts, plan.model_dir]
     if plan.backend != "mp":
         read_only.append(seat.secret)

@@ -8,12 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from glmspark.config.cluster import Cluster
+from glmspark.config.recipe import Recipe
 from glmspark.nodes.checks import Expected, Look
 from glmspark.nodes.checks.fabric import pair_facts
 from glmspark.nodes.facts import Fact
+from glmspark.nodes.facts.disks import stored
 from glmspark.nodes.facts.everything import EVERYTHING
-from glmspark.nodes.facts.gpu_load import SECONDS, gpu_load
+from glmspark.nodes.facts.gpu_load import gpu_load
+from glmspark.nodes.facts.inside import inside
+from glmspark.nodes.facts.login import VERBS
 from glmspark.nodes.facts.nccl import nccl
+from glmspark.nodes.facts.nvidia import GPUS
 from glmspark.nodes.fleet import Fleet
 from glmspark.nodes.node import Node
 from glmspark.nodes.ssh import Address
@@ -41,6 +46,9 @@ def expected_of(cluster: Cluster, *, ports: Sequence[int] | None = None) -> Expe
     """What a cluster file alone tells of what is to run."""
     expected = Expected(
         image=cluster.runtime.image,
+        venv=cluster.runtime.venv,
+        python=cluster.runtime.python,
+        mounts=cluster.runtime.mounts,
         models=cluster.paths.models,
         runtime=cluster.runtime.kind,
         rdma=any(link.hca for node in cluster.nodes for link in node.fabric),
@@ -48,18 +56,42 @@ def expected_of(cluster: Cluster, *, ports: Sequence[int] | None = None) -> Expe
     return expected if ports is None else replace(expected, ports=tuple(ports))
 
 
+def expected_by(recipe: Recipe, expected: Expected) -> Expected:
+    """The same with what a recipe needs."""
+    needs, source = recipe.needs, recipe.model.source
+    directory = None
+    if source.kind == "path":
+        directory = source.name
+    elif source.kind == "hf":
+        directory = f"{expected.models}/{source.name.replace('/', '--')}@{source.revision}"
+    return replace(
+        expected,
+        recipe=recipe.name,
+        nodes=needs.nodes,
+        platform=needs.platform,
+        memory=needs.memory_per_rank,
+        weights=needs.disk,
+        model=directory,
+        backend=recipe.layout.backend,
+        link=needs.link,
+        link_gbit=needs.link_gbit,
+        rdma=expected.rdma or needs.link == "rdma",
+    )
+
+
 async def look(
     where: Mapping[str, Address | None],
     *,
     cluster: Cluster | None = None,
     expected: Expected | None = None,
-    load: bool = False,
+    load: float | None = None,
     said: Callable[[str], None] = lambda _: None,
 ) -> Look:
     """Gather all facts of all nodes at once.
 
-    load: also run the probes that start containers (NCCL's build, the GPU under 10 s of load), for which
-    expected.image must be on the nodes. said: told each step, for people who wait.
+    load: also run the probes that start something where ranks run (what they find there, NCCL's build, the
+    GPU under so many seconds of load), for which that must be on the nodes. said: told each step, for people
+    who wait.
     """
     expected = expected or (expected_of(cluster) if cluster else Expected())
     async with Fleet(where) as fleet:
@@ -71,16 +103,16 @@ async def look_at(
     *,
     cluster: Cluster | None,
     expected: Expected,
-    load: bool = False,
+    load: float | None = None,
     said: Callable[[str], None] = lambda _: None,
 ) -> Look:
     """The same for nodes that are connected already; see look."""
     facts: dict[str, Facts] = {}
     lost: dict[str, NodeError] = dict(fleet.lost)
     for step, ask in (
-        ("gathering facts", _ask_everything),
+        ("gathering facts", _ask_everything(expected)),
         ("trying paths between nodes", _ask_paths(cluster, facts)),
-        (f"running the GPU probes ({SECONDS:g} s)", _ask_probes(expected, facts) if load else None),
+        (f"looking from inside, {load or 0:g} s of load", _ask_probes(expected, facts, load)),
     ):
         if ask is None:
             continue
@@ -95,9 +127,14 @@ async def look_at(
     return Look({name: facts[name] for name in fleet.nodes if name in facts}, lost, cluster, expected)
 
 
-async def _ask_everything(node: Node) -> Facts:
-    found = await survey(node, EVERYTHING)
-    return Facts(found.node, found.readings(), skew=await skew(node), seconds=found.seconds)
+def _ask_everything(expected: Expected) -> Callable[[Node], Any]:
+    asked = [*EVERYTHING, stored(expected.model)] if expected.model is not None else EVERYTHING
+
+    async def ask(node: Node) -> Facts:
+        found = await survey(node, asked)
+        return Facts(found.node, found.readings(), skew=await skew(node), seconds=found.seconds)
+
+    return ask
 
 
 def _ask_paths(cluster: Cluster | None, facts: Mapping[str, Facts]) -> Callable[[Node], Any] | None:
@@ -111,16 +148,25 @@ def _ask_paths(cluster: Cluster | None, facts: Mapping[str, Facts]) -> Callable[
     return ask
 
 
-def _ask_probes(expected: Expected, facts: Mapping[str, Facts]) -> Callable[[Node], Any] | None:
-    if expected.image is None:
+def _ask_probes(
+    expected: Expected, facts: Mapping[str, Facts], load: float | None
+) -> Callable[[Node], Any] | None:
+    place = expected.place
+    if load is None or not place.known:
         return None
-    probes: list[Fact[Any]] = [nccl(expected.image), gpu_load(expected.image)]
 
     async def ask(node: Node) -> Facts:
-        # One after the other, each with a limit of its own: both start a container.
+        known = facts[node.host]
+        gpus, devices = known.get(GPUS), known.get(VERBS)
+        gpu, verbs = bool(gpus), expected.rdma and bool(devices)
+        probes: list[Fact[Any]] = [inside(place, gpu=gpu, verbs=verbs)]
+        if gpu:
+            probes += [nccl(place), gpu_load(place, load)]
+        # One after the other, each with a limit of its own: in containers each starts one.
         readings: dict[str, Reading[Any]] = {}
         for probe in probes:
-            found = await survey(node, [probe], each=120, timeout=150)
+            limit = 120 + round(load)
+            found = await survey(node, [probe], each=limit, timeout=limit + 30)
             readings.update(found.readings())
         return facts[node.host].with_(readings)
 

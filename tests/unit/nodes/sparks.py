@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from ipaddress import IPv4Interface, IPv4Network
 from typing import Any
 
+from glmspark import __version__
 from glmspark.config.cluster import Cluster, parse_cluster
 from glmspark.nodes.checks import Expected, Look
 from glmspark.nodes.checks.fabric import pairs
@@ -15,11 +16,14 @@ from glmspark.nodes.facts.disks import DISKS, Disk
 from glmspark.nodes.facts.docker import ENGINE, IMAGES, Engine, Image
 from glmspark.nodes.facts.gpu_load import Load, gpu_load
 from glmspark.nodes.facts.host import CMDLINE, KERNEL, Kernel
+from glmspark.nodes.facts.inside import Inside, inside
+from glmspark.nodes.facts.kernel_log import KERNEL_LOG
 from glmspark.nodes.facts.login import LIMITS, LINGER, REMOVE_IPC, SUDO, USER, VERBS, Limits, User
 from glmspark.nodes.facts.memory_detail import HUGE_FREE, MEMORY_DETAIL, MemoryDetail
 from glmspark.nodes.facts.nccl import Nccl, nccl
 from glmspark.nodes.facts.network import INTERFACES, LINKS, ROUTES, Interface, Link, Route
 from glmspark.nodes.facts.nvidia import CUDA, GPU_PROCESSES, GPUS, TOOLKIT, Gpu
+from glmspark.nodes.facts.places import Place
 from glmspark.nodes.facts.ports import LISTENERS, Listener
 from glmspark.nodes.facts.processes import PROCESSES, Running
 from glmspark.nodes.facts.rdma import RDMA, Gid, RdmaPort
@@ -30,7 +34,8 @@ from glmspark.nodes.survey import Facts, Reading
 
 GIB = 2**30
 IMAGE = "glmspark:1"
-NCCL, LOAD = nccl(IMAGE), gpu_load(IMAGE)
+PLACE = Place(image=IMAGE)
+NCCL, LOAD, INSIDE = nccl(PLACE), gpu_load(PLACE), inside(PLACE)
 
 CLUSTER = """\
 cluster: 1
@@ -128,6 +133,12 @@ def readings(number: int) -> dict[str, Reading[Any]]:
         LIMITS: Limits(memlock=None, files=1024),
         VERBS: ("uverbs0", "uverbs1", "rdma_cm"),
         LISTENERS: (Listener("0.0.0.0", 22, 0, 1),),
+        KERNEL_LOG: {},
+        INSIDE: Inside(
+            None,
+            {"uverbs0": True, "uverbs1": True, "rdma_cm": True, "umad0": False},
+            {"glmspark": __version__, "vllm": "0.33.0", "ray": "2.60.0"},
+        ),
         INTERFACES: interfaces(number),
         ROUTES: (Route(IPv4Network("0.0.0.0/0"), "wlP9s9", "192.168.1.1"),),
         LINKS: (

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from glmspark import __version__
 from glmspark.nodes.checks import Expected, Look, State, Verdict
 from glmspark.nodes.checks.everything import judge
 from glmspark.nodes.checks.fabric import pair_facts, pairs
@@ -19,6 +20,8 @@ from glmspark.nodes.facts.docker import ENGINE, IMAGES, Engine, Image
 from glmspark.nodes.facts.everything import EVERYTHING
 from glmspark.nodes.facts.gpu_load import Load
 from glmspark.nodes.facts.host import CMDLINE, KERNEL, Kernel
+from glmspark.nodes.facts.inside import Inside
+from glmspark.nodes.facts.kernel_log import KERNEL_LOG
 from glmspark.nodes.facts.login import LIMITS, LINGER, REMOVE_IPC, SUDO, VERBS, Limits
 from glmspark.nodes.facts.memory_detail import HUGE_FREE, MEMORY_DETAIL
 from glmspark.nodes.facts.nccl import Nccl
@@ -37,6 +40,7 @@ from tests.unit.nodes.sparks import (
     EXPECTED,
     GIB,
     IMAGE,
+    INSIDE,
     LOAD,
     MEMORY,
     NCCL,
@@ -90,6 +94,11 @@ def link(**changes: Any) -> tuple[Link, ...]:
 
 def unit(name: str) -> dict[str, Service]:
     return {name: Service(name, loaded=True, active="active", enabled="enabled")}
+
+
+def found_inside(memlock: int | None = None, verbs: dict[str, bool] | None = None, **versions: str) -> Inside:
+    there = {"glmspark": __version__, "vllm": "0.33.0", "ray": "2.60.0"} | versions
+    return Inside(memlock, {"uverbs0": True, "rdma_cm": True} if verbs is None else verbs, there)
 
 
 WAY, BACK = pairs(cluster(), cluster().nodes[1])
@@ -157,6 +166,22 @@ CASES: list[tuple[str, Fact[Any], Any, State, str]] = [
     ("GPU under load", LOAD, Load("GB10", 721, 2418, 20, 50, 30.0), SLOW, "stuck far below 2418 MHz"),
     ("GPU under load", LOAD, Load("GB10", 2300, 2418, 40, 50, 60.0), SLOW, "best node does 90"),
     ("GPU under load", LOAD, ValueError("no image"), UNKNOWN, "no image"),
+    ("kernel log", KERNEL_LOG, {"memory": ["NVRM: 0x51 NV_ERR_NO_MEMORY"] * 3}, SLOW, "(3 such lines)"),
+    ("kernel log", KERNEL_LOG, {"killed": ["oom"], "fabric": ["mlx5"]}, SLOW, "oom; also 1 on fabric"),
+    ("kernel log", KERNEL_LOG, ValueError("root only"), UNKNOWN, "root only"),
+    ("engine", INSIDE, found_inside(vllm=""), BLOCKED, "the image glmspark:1 has no vLLM"),
+    ("engine", INSIDE, found_inside(glmspark=""), BLOCKED, "has no glmspark"),
+    ("engine", INSIDE, found_inside(glmspark="0.0.9"), SLOW, "while this is glmspark"),
+    ("engine", INSIDE, ValueError("no such image"), UNKNOWN, "no such image"),
+    ("locked memory in containers", INSIDE, found_inside(memlock=8 * 2**20), BLOCKED, "at most 8 MiB"),
+    ("/dev/infiniband in containers", INSIDE, found_inside(verbs={}), BLOCKED, "NCCL would use sockets"),
+    (
+        "/dev/infiniband in containers",
+        INSIDE,
+        found_inside(verbs={"uverbs0": False, "rdma_cm": True}),
+        BLOCKED,
+        "uverbs0 may not be opened",
+    ),
     ("fabric enp1s0f0np0", INTERFACES, interfaces(2)[:2], BLOCKED, "no such interface"),
     ("fabric enp1s0f0np0", INTERFACES, interface(up=False), BLOCKED, "no carrier"),
     (

@@ -20,6 +20,8 @@ from glmspark.nodes.facts import (
     docker,
     gpu_load,
     host,
+    inside,
+    kernel_log,
     login,
     memory_detail,
     nccl,
@@ -32,9 +34,11 @@ from glmspark.nodes.facts import (
     sysctls,
 )
 from glmspark.nodes.facts.everything import EVERYTHING
+from glmspark.nodes.facts.places import Place
 
 RECORDED = Path(__file__).with_name("recorded")
 GIB = 2**30
+PLACE = Place(image="glmspark:1")
 
 
 def recorded(name: str) -> str:
@@ -42,7 +46,9 @@ def recorded(name: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "fact", [*EVERYTHING, clock.CLOCK, gpu_load.gpu_load("x"), nccl.nccl("x")], ids=lambda fact: fact.name
+    "fact",
+    [*EVERYTHING, clock.CLOCK, *(probe(PLACE) for probe in (gpu_load.gpu_load, nccl.nccl, inside.inside))],
+    ids=lambda fact: fact.name,
 )
 @given(text=st.text(max_size=80))
 def test_any_output_is_read_or_refused(fact: Fact[Any], text: str) -> None:
@@ -258,3 +264,118 @@ def test_clock_offset_is_bounded_by_half_the_travel() -> None:
     ahead, sure = clock.offset(100.0, 107.0, 104.0)
     assert (ahead, sure) == (5.0, 2.0)
     assert clock.parse_synchronized("Timezone=UTC\nNTPSynchronized=yes\n") is True
+
+
+def test_where_ranks_run() -> None:
+    as_user = ("sh", "-c", 'exec docker run --user "$(id -u):$(id -g)" "$@"', "docker")
+    alone = ("--rm", "--pull", "never", "--network", "none")
+    assert PLACE.run("pass", "1") == (
+        *as_user,
+        *alone,
+        *("--entrypoint", "python3", "glmspark:1", "-c", "pass", "1"),
+    )
+    mounted = Place(image="lab:base", python="/v/bin/python", mounts=("/v",))
+    assert mounted.run("pass", gpu=True, verbs=True) == (
+        *as_user,
+        *alone,
+        *(
+            "--gpus",
+            "all",
+            "--ulimit",
+            "memlock=-1:-1",
+            "--device",
+            "/dev/infiniband",
+            "--cap-add",
+            "IPC_LOCK",
+        ),
+        *("--mount", "type=bind,src=/v,dst=/v,readonly"),
+        *("--entrypoint", "/v/bin/python", "lab:base", "-c", "pass"),
+    )
+    assert Place(venv="/v").run("pass", "1", gpu=True) == ("/v/bin/python", "-c", "pass", "1")
+    assert not Place().known
+    with pytest.raises(ValueError, match="neither an image nor an environment"):
+        Place().run("pass")
+
+
+def test_what_ranks_find_here() -> None:
+    """The probe itself, run by this very Python."""
+    import sys
+
+    done = subprocess.run(
+        [sys.executable, "-c", inside.PROBE], capture_output=True, text=True, check=True, timeout=60
+    )
+    found = inside.parse_inside(done.stdout)
+    assert set(found.versions) == {"glmspark", "vllm", "ray"}
+    assert found.versions["glmspark"]
+    assert found.memlock is None or found.memlock > 0
+    text = '{"memlock": null, "verbs": {"uverbs0": true}, "versions": {"vllm": ""}}'
+    assert inside.parse_inside(f"noise\n{text}\n") == inside.Inside(None, {"uverbs0": True}, {"vllm": ""})
+    for other in ("", "[]", "{}", '{"memlock": null, "verbs": 1, "versions": {}}'):
+        with pytest.raises(ValueError, match="printed something else"):
+            inside.parse_inside(other)
+
+
+LOG = """\
+[    0.000000] Booting Linux on physical CPU 0x0000000000
+[ 8123.456789] NVRM: nvCheckOkFailedNoLog: Check failed: Out of memory [NV_ERR_NO_MEMORY] (0x00000051)
+[ 8124.000001] NVRM: Xid (PCI:000f:01:00): 13, pid=4711, Graphics Exception
+[ 9000.1] Out of memory: Killed process 4711 (VLLM::Worker) total-vm:1kB
+[ 9001.5] mlx5_core 0000:01:00.0: poll_health:956: device's health poll failed
+[ 9002.0] usb 1-1: new high-speed USB device
+"""
+
+
+def test_what_the_kernel_complains_of() -> None:
+    found = kernel_log.parse_kernel_log(LOG)
+    assert {kind: len(lines) for kind, lines in found.items()} == {
+        "memory": 1,
+        "GPU": 1,
+        "killed": 1,
+        "fabric": 1,
+    }
+    assert found["GPU"] == ["NVRM: Xid (PCI:000f:01:00): 13, pid=4711, Graphics Exception"]
+    assert kernel_log.parse_kernel_log("[1.0] usb 1-1: fine\n") == {}
+
+
+def test_the_kernel_log_is_picked_through_on_the_node(tmp_path: Path) -> None:
+    """The fact's own command, with a dmesg and an id that play a node's."""
+    log = tmp_path / "log"
+    log.write_text(LOG)
+    for name, text in (("dmesg", f"cat {log}"), ("id", "echo 0")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    path = f"{tmp_path}:/usr/bin:/bin"
+
+    def ask() -> subprocess.CompletedProcess[str]:
+        command = kernel_log.KERNEL_LOG.command
+        return subprocess.run(command, env={"PATH": path}, capture_output=True, text=True, check=False)
+
+    done = ask()
+    assert done.returncode == 0
+    assert len(done.stdout.splitlines()) == 4
+    assert set(kernel_log.KERNEL_LOG.parse(done.stdout)) == {"memory", "GPU", "killed", "fabric"}
+    log.write_text("[1.0] fine\n")
+    assert (ask().returncode, ask().stdout) == (0, "")
+    (tmp_path / "dmesg").write_text("#!/bin/sh\nexit 1\n")
+    assert ask().returncode == 2
+    assert "root only" in ask().stderr
+
+
+def test_how_much_lies_below_a_path(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "blob").write_bytes(b"x" * 100_000)
+    (tmp_path / "model" / "shard").symlink_to(tmp_path / "blob")
+    for path in (str(tmp_path / "model"), "~/model"):
+        fact = disks.stored(path)
+        done = subprocess.run(
+            fact.command,
+            env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert 100_000 <= fact.parse(done.stdout) < 200_000
+    nothing = subprocess.run(
+        disks.stored("/nonexistent").command, capture_output=True, text=True, check=True
+    ).stdout
+    assert disks.parse_stored(nothing) == 0

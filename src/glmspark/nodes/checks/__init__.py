@@ -14,6 +14,7 @@ from typing import Any
 from glmspark.config.cluster import Cluster
 from glmspark.errors import GlmsparkError
 from glmspark.nodes.facts import Fact
+from glmspark.nodes.facts.places import Place
 from glmspark.nodes.survey import Facts
 
 
@@ -53,11 +54,22 @@ class Verdict:
 class Expected:
     """What is to run on the nodes; None where it is not known yet. Sizes in bytes.
 
-    memory: what a rank takes. weights: the checkpoint's files. image_size: the image unpacked. ports: TCP
-    ports that must be free. rdma: whether RDMA is planned.
+    memory: what a rank takes. weights: the checkpoint's files, model: their directory. image_size: the image
+    unpacked. ports: TCP ports that must be free. rdma: whether RDMA is planned. venv, python, mounts: where
+    ranks run, as cluster.yaml says. recipe, nodes, platform, backend, link, link_gbit: as the recipe says.
     """
 
     image: str | None = None
+    venv: str | None = None
+    python: str | None = None
+    mounts: tuple[str, ...] = ()
+    recipe: str | None = None
+    nodes: int | None = None
+    platform: str | None = None
+    backend: str = "mp"
+    link: str = "any"
+    link_gbit: float | None = None
+    model: str | None = None
     image_size: int = 30 * 2**30
     weights: int | None = None
     memory: int | None = None
@@ -65,6 +77,13 @@ class Expected:
     models: str = "~/.local/share/glmspark/models"
     runtime: str = "docker"
     rdma: bool = False
+
+    @property
+    def place(self) -> Place:
+        """Where ranks run."""
+        if self.runtime == "venv":
+            return Place(venv=self.venv)
+        return Place(image=self.image, python=self.python or "python3", mounts=self.mounts)
 
 
 @dataclass(frozen=True)

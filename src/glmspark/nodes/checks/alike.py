@@ -85,9 +85,9 @@ def identity_of(images: tuple[Image, ...], wanted: str) -> str | None:
 
 def same_nccl(look: Look) -> Iterator[Verdict]:
     """Ranks load one and the same NCCL, and not one known to hang."""
-    if look.expected.image is None:
+    if not look.expected.place.known:
         return
-    fact = nccl(look.expected.image)
+    fact = nccl(look.expected.place)
     found: dict[str, Nccl] = {}
     for node, facts in look.facts.items():
         value = facts.get(fact)

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from glmspark.config.units import format_size
 from glmspark.nodes.checks import Expected, Judge, Verdict
-from glmspark.nodes.facts.disks import DISKS, disk_of
+from glmspark.nodes.checks.alike import identity_of
+from glmspark.nodes.facts.disks import DISKS, disk_of, stored
 from glmspark.nodes.facts.docker import ENGINE, IMAGES
 from glmspark.nodes.facts.login import USER
 from glmspark.nodes.survey import Facts
@@ -26,14 +27,12 @@ def space(facts: Facts, expected: Expected) -> Iterator[Verdict]:
     models = home + expected.models[1:] if expected.models.startswith("~/") else expected.models
     wants: dict[str, tuple[int, list[str]]] = {}
     if expected.weights is not None:
-        _want(wants, models, expected.weights, "weights")
+        there = facts.get(stored(expected.model)) if expected.model is not None else None
+        _want(wants, models, max(expected.weights - (there or 0), 0), "weights")
     engine, images = facts.get(ENGINE), facts.get(IMAGES)
-    if expected.image and engine is not None and engine.root:
-        there = any(
-            expected.image in (one.name, one.id, one.name.removesuffix(":latest")) for one in images or ()
-        )
-        if not there:
-            _want(wants, engine.root, expected.image_size, "the image")
+    missing = expected.image is not None and identity_of(images or (), expected.image) is None
+    if missing and engine is not None and engine.root:
+        _want(wants, engine.root, expected.image_size, "the image")
     if not wants:
         _want(wants, models, 0, "weights")
     by_disk: dict[str, tuple[int, list[str]]] = {}

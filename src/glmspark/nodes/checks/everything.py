@@ -14,9 +14,11 @@ from glmspark.nodes.checks import (
     disk,
     fabric,
     gpu_clock,
+    inside,
     kernel,
     login,
     memory,
+    needs,
 )
 from glmspark.nodes.survey import Facts
 
@@ -27,8 +29,10 @@ def judge(look: Look) -> list[Verdict]:
     for facts in look.facts.values():
         verdicts += _node(facts, look)
     verdicts += access.skew(look)
-    for check in (alike.versions, alike.same_image, alike.same_nccl, gpu_clock.under_load):
+    for check in (alike.versions, alike.same_image, inside.what_ranks_find, alike.same_nccl):
         verdicts += check(look)
+    verdicts += gpu_clock.under_load(look)
+    verdicts += needs.recipe(look)
     for check in (fabric.cabling, fabric.links, fabric.speeds, fabric.rdma, fabric.reach):
         verdicts += check(look)
     return verdicts
@@ -40,6 +44,7 @@ def _node(facts: Facts, look: Look) -> Iterator[Verdict]:
         access.sudo(facts),
         access.synchronised(facts),
         kernel.version(facts),
+        kernel.log(facts),
         containers.gpu(facts),
         containers.engine(facts, expected),
         containers.toolkit(facts, expected),

@@ -15,9 +15,9 @@ APART = 0.85
 
 def under_load(look: Look) -> Iterator[Verdict]:
     """Clock and speed of each GPU after some seconds of work, against its maximum and the other nodes."""
-    if look.expected.image is None:
+    if not look.expected.place.known:
         return
-    fact = gpu_load(look.expected.image)
+    fact = gpu_load(look.expected.place)
     loads = {node: facts.get(fact) for node, facts in look.facts.items()}
     best = max((load.teraflops for load in loads.values() if load is not None), default=0.0)
     for node, load in loads.items():

@@ -6,6 +6,7 @@ import re
 
 from glmspark.nodes.checks import Expected, Judge, Verdict
 from glmspark.nodes.facts.host import CMDLINE, KERNEL
+from glmspark.nodes.facts.kernel_log import KERNEL_LOG
 from glmspark.nodes.facts.memory_detail import MEMORY_DETAIL
 from glmspark.nodes.facts.sysctls import SYSCTLS
 from glmspark.nodes.survey import Facts
@@ -14,6 +15,15 @@ from glmspark.nodes.survey import Facts
 # https://github.com/MiaAI-Lab/DeepSeek-v4-Flash-DSpark-2x-DGX-Spark/issues/259 (generic 7.0.0-31): kexec
 # handover is on by default and leaves 9 GiB of pageblocks that cannot be pinned for long.
 _HANDOVER = re.compile(r"^7\.0\.0-(\d+)")
+
+_REMEDIES = {
+    "memory": "the GPU was refused memory: leave more of it free (a smaller KV cache), drop the page cache "
+    "before a start",
+    "GPU": "reboot the node; if it comes again, cut its power for a minute, then run NVIDIA's diagnostics",
+    "killed": "something took more memory than there is: see the checks memory and OOM daemons",
+    "fabric": "look at cable and firmware of the ConnectX-7: sudo mlxfwmanager --query; reboot the node",
+}
+"""By kind of trouble in the kernel's log, the worst first."""
 
 
 def version(facts: Facts) -> Verdict:
@@ -32,6 +42,22 @@ def version(facts: Facts) -> Verdict:
                 "boot with kho=off (in /etc/default/grub, then sudo update-grub), or with a 6.17 kernel",
             )
     return judge.ok(f"{kernel.release} {kernel.arch}")
+
+
+def log(facts: Facts) -> Verdict:
+    """The kernel has not complained since it started: of the GPU and its memory, the fabric, or of memory
+    that ran out."""
+    judge = Judge("kernel log", facts.node)
+    found = facts.get(KERNEL_LOG)
+    if found is None:
+        return judge.unread(facts, KERNEL_LOG)
+    if not found:
+        return judge.ok("no complaint since the start")
+    kind = next(one for one in _REMEDIES if one in found)
+    others = "".join(f"; also {len(lines)} on {one}" for one, lines in found.items() if one != kind)
+    lines = found[kind]
+    seen = f"{kind}: {lines[-1][:160]}" + (f" ({len(lines)} such lines)" if len(lines) > 1 else "")
+    return judge.slow(seen + others, _REMEDIES[kind])
 
 
 def reclaim(facts: Facts) -> Verdict:

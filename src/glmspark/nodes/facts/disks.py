@@ -48,6 +48,25 @@ def disk_of(disks: Sequence[Disk], path: str) -> Disk | None:
     return best
 
 
+def parse_stored(text: str) -> int:
+    """Bytes from what `du -sLB1` printed first; 0 for nothing. Raises ValueError for anything else."""
+    words = text.split()
+    return int(words[0]) if words else 0
+
+
+_STORED = """\
+case $1 in '~/'*) path=$HOME/${1#??};; *) path=$1;; esac
+[ -e "$path" ] || exit 0
+du -sLB1 -- "$path" 2> /dev/null
+exit 0
+"""
+
+
+def stored(path: str) -> Fact[int]:
+    """The fact "how many bytes lie below a path", links followed; 0 where there is none. ~/ is the home."""
+    return Fact(f"size of {path}", ("sh", "-c", _STORED, "stored", path), parse_stored)
+
+
 # df leaves with 1 when one mount cannot be looked at (a dead NFS server, someone's FUSE mount).
 DISKS = Fact(
     "disks",

@@ -1,7 +1,7 @@
 """The GPU's clock and power while it works for some seconds.
 
 A GB10 can be stuck at a low clock after a crash or with a weak power supply; at rest it looks like any
-other. The probe runs in the image that will serve, so it needs nothing on the node but Docker.
+other. The probe runs where ranks will, so a node needs nothing more for it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 from dataclasses import dataclass
 
 from glmspark.nodes.facts import Fact
+from glmspark.nodes.facts.places import Place
 
 SECONDS = 10
 
@@ -31,6 +32,8 @@ PROBE = """\
 import json, statistics, subprocess, sys, time
 import torch
 
+if not torch.cuda.is_available():
+    sys.exit("torch " + torch.__version__ + " finds no GPU here")
 seconds = float(sys.argv[1])
 ask = ["nvidia-smi", "--query-gpu=name,clocks.sm,clocks.max.sm,power.draw,temperature.gpu",
        "--format=csv,noheader,nounits"]
@@ -78,7 +81,6 @@ def _number(text: str) -> float | None:
         return None
 
 
-def gpu_load(image: str, seconds: float = SECONDS) -> Fact[Load]:
-    """The fact "clock and power under load", measured inside an image that has torch."""
-    command = ("docker", "run", "--rm", "--gpus", "all", "--network", "none", "--entrypoint", "python3")
-    return Fact("GPU under load", (*command, image, "-c", PROBE, f"{seconds:g}"), parse_load)
+def gpu_load(place: Place, seconds: float = SECONDS) -> Fact[Load]:
+    """The fact "clock and power under load", measured where ranks run, which has torch."""
+    return Fact("GPU under load", place.run(PROBE, f"{seconds:g}", gpu=True), parse_load)

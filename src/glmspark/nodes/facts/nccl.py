@@ -10,6 +10,7 @@ import json
 from dataclasses import dataclass
 
 from glmspark.nodes.facts import Fact
+from glmspark.nodes.facts.places import Place
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,6 @@ def parse_nccl(text: str) -> Nccl:
     return found
 
 
-def nccl(image: str) -> Fact[Nccl]:
-    """The fact "which NCCL ranks of this image load"."""
-    command = ("docker", "run", "--rm", "--network", "none", "--entrypoint", "python3", image, "-c", PROBE)
-    return Fact("NCCL", command, parse_nccl)
+def nccl(place: Place) -> Fact[Nccl]:
+    """The fact "which NCCL ranks load"."""
+    return Fact("NCCL", place.run(PROBE), parse_nccl)
