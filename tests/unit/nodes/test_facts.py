@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from glmspark.nodes.facts import Fact
 from glmspark.nodes.facts.cpu import CORES, parse_allowed_cores, parse_cpu_list
 from glmspark.nodes.facts.host import BOOT_ID, HOSTNAME, parse_word
-from glmspark.nodes.facts.memory import MEMORY, Memory, parse_meminfo
+from glmspark.nodes.facts.memory import MEMORY, Memory, memory_under, parse_meminfo
 from glmspark.nodes.facts.ports import (
     LISTENERS,
     Listener,
@@ -39,12 +39,64 @@ SwapFree:              0 kB
 HugePages_Total:       0
 """
 
+GIB = 2**30
 SOCKETS = (Path(__file__).with_name("recorded") / "socket-table.txt").read_text()
 
 
 def test_memory() -> None:
     kib = 1024
     assert parse_meminfo(MEMINFO) == Memory(24649492 * kib, 17214820 * kib, 20001232 * kib, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("groups", "total", "available", "limit"),
+    [
+        ("Group: max 1000 500\n", None, None, None),
+        ("Group: 9223372036854771712 1000 500\n", None, None, None),
+        ("Group: 8589934592 1073741824 0\n", 8 * GIB, 7 * GIB, 8 * GIB),
+        ("Group: 8589934592 1073741824 1073741824\n", 8 * GIB, 8 * GIB, 8 * GIB),
+        ("Group: 8589934592 0 0\nGroup: 4294967296 5368709120 0\n", 4 * GIB, 0, 4 * GIB),
+        ("Group: 8589934592\nGroup: a b c\n", None, None, None),
+    ],
+)
+def test_memory_within_control_groups(
+    groups: str, total: int | None, available: int | None, limit: int | None
+) -> None:
+    whole, found = parse_meminfo(MEMINFO), parse_meminfo(MEMINFO + groups)
+    assert found.total == (whole.total if total is None else total)
+    assert found.available == (whole.available if available is None else available)
+    assert found.limit == limit
+
+
+@pytest.mark.parametrize(
+    ("version", "own", "files"),
+    [
+        (2, "0::/user/app\n", {"memory.max": "max", "memory.current": "7", "row": "inactive_file 3"}),
+        (
+            1,
+            "9:name=systemd:/\n5:devices:/x\n4:memory:/user/app\n0::/\n",
+            {"memory.limit_in_bytes": "max", "memory.usage_in_bytes": "7", "row": "total_inactive_file 3"},
+        ),
+    ],
+)
+def test_limits_of_all_groups_above_are_read(
+    tmp_path: Path, version: int, own: str, files: dict[str, str]
+) -> None:
+    """The fact's own command on made-up trees: the outer group has the limit, the inner one has none."""
+    root = tmp_path / "memory" if version == 1 else tmp_path
+    limit = next(iter(files))
+    for group, most in (("user", "2147483648"), ("user/app", files[limit])):
+        place = root / group
+        place.mkdir(parents=True)
+        for name, value in files.items():
+            text = f"anon 1\n{value}\n" if name == "row" else f"{most if name == limit else value}\n"
+            (place / ("memory.stat" if name == "row" else name)).write_text(text)
+    (tmp_path / "own").write_text(own)
+    done = Local().run(memory_under(str(tmp_path), str(tmp_path / "own")))
+    assert done.code == 0, done.stderr
+    rows = [line for line in done.stdout.splitlines() if line.startswith("Group")]
+    assert rows == ["Group: max 7 3", "Group: 2147483648 7 3"]
+    assert parse_meminfo(done.stdout).limit == 2 * GIB
 
 
 def test_memory_without_a_needed_row_is_an_error() -> None:
