@@ -129,7 +129,7 @@ def lint(
     Example: [bold]glmspark recipe lint mine.yaml --image glmspark:latest[/bold]
     """
     from glmspark.config import RecipeError, read_recipe
-    from glmspark.config.loader import describe
+    from glmspark.config.problems import describe
     from glmspark.plan.lint import Lint, lint_recipe
 
     known = _flags_of(image, cluster, engine, engine_help)

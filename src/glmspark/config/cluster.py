@@ -10,7 +10,7 @@ import ipaddress
 import os
 import re
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import (
     AfterValidator,
@@ -18,15 +18,13 @@ from pydantic import (
     Field,
     PlainSerializer,
     PlainValidator,
-    ValidationError,
     model_validator,
 )
 from ruamel.yaml import YAML
 
 from glmspark.config.canaries import Section, at_least
-from glmspark.config.explain import explain
-from glmspark.config.yamltree import MAX_BYTES, Problem, read_yaml
-from glmspark.errors import GlmsparkError
+from glmspark.config.problems import FileError, check_file
+from glmspark.config.yamltree import MAX_BYTES, Problem
 
 __all__ = [
     "Cluster",
@@ -43,32 +41,10 @@ __all__ = [
 ]
 
 
-class ClusterError(GlmsparkError):
-    """A cluster file that is missing or wrong.
+class ClusterError(FileError):
+    """A cluster file that is missing or wrong; see FileError."""
 
-    path: the file. line: counted from 1, None where none can be named. hint: what to do. problems: all that
-    is wrong with the file, the first one being this error's.
-    """
-
-    def __init__(self, path: str, problems: list[Problem]) -> None:
-        first, rest = problems[0], problems[1:]
-        self.path = path
-        self.line = first.line
-        self.hint = first.hint
-        self.problems = tuple(problems)
-        lines = [_describe(path, one) + (f" ({one.hint})" if one.hint else "") for one in rest]
-        super().__init__(
-            _describe(path, first), step="read cluster", seen="\n".join(lines) or None, next=first.hint
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """The error's data, with the file and every problem in it."""
-        problems = [{"line": one.line, "message": one.message, "hint": one.hint} for one in self.problems]
-        return super().to_json() | {"path": self.path, "line": self.line, "problems": problems}
-
-
-def _describe(path: str, problem: Problem) -> str:
-    return f"{path if problem.line is None else f'{path}:{problem.line}'}: {problem.message}"
+    step_name = "read cluster"
 
 
 def _host(value: str) -> str:
@@ -278,16 +254,7 @@ def parse_cluster(raw: bytes, path: str) -> Cluster:
 
 def check_cluster(raw: bytes) -> tuple[Cluster | None, list[Problem]]:
     """The cluster in a file's bytes, if it can be built, and everything wrong with it in order of lines."""
-    tree = read_yaml(raw)
-    problems = list(tree.problems)
-    cluster = None
-    if tree.data is not None and not isinstance(tree.data, dict):
-        problems.append(Problem(tree.lines.get(()), "a cluster file is a mapping of keys"))
-    elif tree.data is not None or not problems:
-        try:
-            cluster = Cluster.model_validate(tree.data)
-        except ValidationError as error:
-            problems.extend(explain(Cluster, tree, error))
+    cluster, _, problems = check_file(Cluster, raw, "a cluster file")
     return cluster, sorted(problems, key=lambda problem: problem.line or 0)
 
 

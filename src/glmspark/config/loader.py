@@ -7,16 +7,13 @@ import os
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
-
-from pydantic import ValidationError
 
 from glmspark.config.canaries import LongPromptCanary, RanksCanary
-from glmspark.config.explain import explain
 from glmspark.config.paths import expand
+from glmspark.config.problems import FileError, check_file
 from glmspark.config.recipe import Recipe
-from glmspark.config.yamltree import MAX_BYTES, Problem, YamlTree, read_yaml
-from glmspark.errors import GlmsparkError, UsageError
+from glmspark.config.yamltree import MAX_BYTES, Problem, YamlTree
+from glmspark.errors import UsageError
 
 __all__ = [
     "RecipeError",
@@ -31,44 +28,10 @@ __all__ = [
 _SUFFIXES = (".yaml", ".yml")
 
 
-class RecipeError(GlmsparkError):
-    """A recipe that is missing or wrong.
+class RecipeError(FileError):
+    """A recipe that is missing or wrong; see FileError."""
 
-    path: its file, or the name asked for. line: counted from 1, None where none can be named.
-    hint: what to do. problems: all that is wrong with the file, the first one being this error's.
-    """
-
-    def __init__(self, path: str, problems: list[Problem]) -> None:
-        first = problems[0]
-        self.path = path
-        self.line = first.line
-        self.hint = first.hint
-        self.problems = tuple(problems)
-        rest = problems[1:]
-        super().__init__(
-            describe(path, first),
-            step="read recipe",
-            seen="\n".join(_with_hint(path, problem) for problem in rest) or None,
-            next=first.hint,
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """The error's data, with the file and every problem in it."""
-        problems = [
-            {"line": problem.line, "message": problem.message, "hint": problem.hint}
-            for problem in self.problems
-        ]
-        return super().to_json() | {"path": self.path, "line": self.line, "problems": problems}
-
-
-def describe(path: str, problem: Problem) -> str:
-    """A problem in the compiler's way: path:line: message."""
-    place = path if problem.line is None else f"{path}:{problem.line}"
-    return f"{place}: {problem.message}"
-
-
-def _with_hint(path: str, problem: Problem) -> str:
-    return describe(path, problem) + (f" ({problem.hint})" if problem.hint else "")
+    step_name = "read recipe"
 
 
 def recipe_names() -> list[str]:
@@ -126,20 +89,9 @@ def parse_recipe(raw: bytes, path: str) -> Recipe:
 
 def check_recipe(raw: bytes) -> tuple[Recipe | None, list[Problem]]:
     """The recipe in a file's bytes, if it can be built, and everything wrong with it in order of lines."""
-    tree = read_yaml(raw)
-    problems = list(tree.problems)
-    recipe = None
-    if tree.data is not None or not problems:
-        if not isinstance(tree.data, dict):
-            kind = "a list" if isinstance(tree.data, tuple) else "a single value"
-            problems.append(Problem(tree.lines.get(()), f"a recipe is a mapping of keys, this is {kind}"))
-        else:
-            try:
-                recipe = Recipe.model_validate(tree.data)
-            except ValidationError as error:
-                problems.extend(explain(Recipe, tree, error))
-            else:
-                problems.extend(_too_long(recipe, tree))
+    recipe, tree, problems = check_file(Recipe, raw, "a recipe")
+    if recipe is not None:
+        problems.extend(_too_long(recipe, tree))
     return recipe, sorted(problems, key=lambda problem: problem.line or 0)
 
 
