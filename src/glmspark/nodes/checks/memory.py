@@ -6,9 +6,11 @@ that CUDA does not get by itself, and vLLM's own start-up check looks at MemAvai
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from glmspark.config.units import format_size
 from glmspark.nodes.checks import Expected, Judge, Verdict
-from glmspark.nodes.facts.memory_detail import HUGE_FREE, MEMORY_DETAIL
+from glmspark.nodes.facts.memory_detail import HUGE_FREE, MEMORY_DETAIL, MemoryDetail
 from glmspark.nodes.facts.nvidia import GPU_PROCESSES
 from glmspark.nodes.facts.processes import PROCESSES
 from glmspark.nodes.facts.swaps import SWAPS
@@ -89,31 +91,50 @@ def large_blocks(facts: Facts) -> Verdict:
     return judge.ok(seen)
 
 
-def page_cache(facts: Facts) -> Verdict:
-    """The page cache does not crowd CUDA out."""
-    judge = Judge("page cache", facts.node)
+def _at_most(
+    check: str,
+    facts: Facts,
+    amount: Callable[[MemoryDetail], int],
+    limit: Callable[[MemoryDetail], int],
+    remedy: str,
+    *,
+    excess: str,
+    fix: str | None = None,
+) -> Verdict:
+    """One row of /proc/meminfo against a limit. excess: what is said of an amount beyond it."""
+    judge = Judge(check, facts.node)
     memory = facts.get(MEMORY_DETAIL)
     if memory is None:
         return judge.unread(facts, MEMORY_DETAIL)
-    seen = f"{format_size(memory.page_cache)}"
-    if memory.page_cache > max(CACHE_LIMIT, memory.free):
-        return judge.slow(f"{seen}, more than is free", "drop it: sudo sysctl vm.drop_caches=3", "page-cache")
+    seen = format_size(amount(memory))
+    if amount(memory) > limit(memory):
+        return judge.slow(seen + excess, remedy, fix)
     return judge.ok(seen)
+
+
+def page_cache(facts: Facts) -> Verdict:
+    """The page cache does not crowd CUDA out."""
+    return _at_most(
+        "page cache",
+        facts,
+        lambda memory: memory.page_cache,
+        lambda memory: max(CACHE_LIMIT, memory.free),
+        "drop it: sudo sysctl vm.drop_caches=3",
+        excess=", more than is free",
+        fix="page-cache",
+    )
 
 
 def shared(facts: Facts) -> Verdict:
     """Shared memory and tmpfs hold nothing large that someone left there."""
-    judge = Judge("shared memory", facts.node)
-    memory = facts.get(MEMORY_DETAIL)
-    if memory is None:
-        return judge.unread(facts, MEMORY_DETAIL)
-    seen = format_size(memory.shared)
-    if memory.shared > SHARED_LIMIT:
-        return judge.slow(
-            f"{seen} in shared memory and tmpfs",
-            "see what lies there: ls -lS /dev/shm; remove what is not in use",
-        )
-    return judge.ok(seen)
+    return _at_most(
+        "shared memory",
+        facts,
+        lambda memory: memory.shared,
+        lambda _: SHARED_LIMIT,
+        "see what lies there: ls -lS /dev/shm; remove what is not in use",
+        excess=" in shared memory and tmpfs",
+    )
 
 
 def reserved(facts: Facts) -> Verdict:
