@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -42,6 +41,8 @@ Swap = Annotated[str, typer.Option("--swap", help="How much swap there should be
 def _plans(
     addresses: Mapping[str, Address | None], only: list[str] | None, swap: str
 ) -> tuple[dict[str, TunePlan], dict[str, NodeError]]:
+    import asyncio
+
     from glmspark.config.units import parse_size
     from glmspark.errors import UsageError
     from glmspark.nodes.transport import NodeError
@@ -124,6 +125,8 @@ def apply_(
 
 
 def _apply(plans: Mapping[str, TunePlan], addresses: Mapping[str, Address | None]) -> dict[str, NodeError]:
+    import asyncio
+
     from glmspark.cli.nodes import waiting
     from glmspark.nodes.transport import NodeError
     from glmspark.nodes.tuning import fleet
@@ -146,6 +149,8 @@ def restore(hosts: Hosts = None, cluster: ClusterFile = None, as_json: AsJson = 
 
     Example: [bold]glmspark tune restore --cluster cluster.yaml[/bold]
     """
+    import asyncio
+
     from glmspark.cli.nodes import waiting, where
     from glmspark.nodes.transport import NodeError
     from glmspark.nodes.tuning import fleet
@@ -171,6 +176,8 @@ def status(hosts: Hosts = None, cluster: ClusterFile = None, as_json: AsJson = F
 
     Example: [bold]glmspark tune status --json[/bold]
     """
+    import asyncio
+
     from glmspark.cli.nodes import where
     from glmspark.nodes.transport import NodeError
     from glmspark.nodes.tuning import fleet
@@ -207,6 +214,8 @@ def _was(kind: str, before: Any, after: Any) -> str:
 
 def mend(addresses: Mapping[str, Address | None], verdicts: list[Verdict], *, as_json: bool) -> None:
     """What `glmspark doctor --fix` does: tune what the verdicts name, and drop page caches."""
+    import asyncio
+
     from glmspark.cli.nodes import waiting
     from glmspark.nodes.transport import NodeError
     from glmspark.nodes.tuning import fleet
