@@ -1,11 +1,12 @@
 #!/bin/sh
 # The Debian and Ubuntu packages that glmspark needs beside Python packages.
 #
-#   tools/debian-packages.sh [lab]             name those that are missing here; exit status 1 if there are any
-#   tools/debian-packages.sh [lab] --install   install them (needs root; asks sudo when there is one)
-#   tools/debian-packages.sh [lab] --list      name all of them, one a line
+#   tools/debian-packages.sh [lab] [bench]             name those that are missing here; exit status 1 if there
+#                                                      are any
+#   tools/debian-packages.sh [lab] [bench] --install   install them (needs root; asks sudo when there is one)
+#   tools/debian-packages.sh [lab] [bench] --list      name all of them, one a line
 #
-# With `lab`: those of `glmspark lab` and its tests, too. Installing them starts an sshd and a Docker Engine on
+# With `bench`: those of the scripts in bench/. With `lab`: those of `glmspark lab` and its tests, too. Installing them starts an sshd and a Docker Engine on
 # this machine, which the lab does not need: `systemctl disable --now ssh docker.socket docker` stops them.
 set -eu
 
@@ -19,17 +20,28 @@ packages="make python3 python3-venv libnuma1 ca-certificates"
 lab_packages="iproute2:tc openssh-server:sshd openssh-client:ssh-keygen docker.io:dockerd sudo:sudo tini:tini
   debootstrap:debootstrap procps:sysctl iputils-ping:ping iperf3:iperf3"
 
+# fio: what a disk gives, to compare the loader with.
+bench_packages="fio:fio"
+
 usage() {
-  echo "usage: tools/debian-packages.sh [lab] [--install | --list]" >&2
+  echo "usage: tools/debian-packages.sh [lab] [bench] [--install | --list]" >&2
   exit 2
 }
 
 PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"
 with_lab=""
-if [ "${1:-}" = lab ]; then
-  with_lab=1
+more_packages=""
+words=""
+while [ "${1:-}" = lab ] || [ "${1:-}" = bench ]; do
+  if [ "$1" = lab ]; then
+    with_lab=1
+    more_packages="$more_packages $lab_packages"
+  else
+    more_packages="$more_packages $bench_packages"
+  fi
+  words="$words$1 "
   shift
-fi
+done
 [ $# -le 1 ] || usage
 
 missing=""
@@ -39,16 +51,14 @@ for package in $packages; do
   state=$(dpkg-query -W -f '${Status}' "$package" 2>/dev/null || true)
   [ "$state" = "install ok installed" ] || missing="$missing $package"
 done
-if [ -n "$with_lab" ]; then
-  # From Debian 13 on, the client is a package of its own.
-  if apt-cache show docker-cli >/dev/null 2>&1; then
-    lab_packages="$lab_packages docker-cli:docker"
-  fi
-  for entry in $lab_packages; do
-    packages="$packages ${entry%%:*}"
-    command -v "${entry##*:}" >/dev/null || missing="$missing ${entry%%:*}"
-  done
+# From Debian 13 on, the client is a package of its own.
+if [ -n "$with_lab" ] && apt-cache show docker-cli >/dev/null 2>&1; then
+  more_packages="$more_packages docker-cli:docker"
 fi
+for entry in $more_packages; do
+  packages="$packages ${entry%%:*}"
+  command -v "${entry##*:}" >/dev/null || missing="$missing ${entry%%:*}"
+done
 missing=${missing# }
 
 case "${1:-}" in
@@ -79,7 +89,7 @@ case "${1:-}" in
       echo "nothing is missing"
     else
       echo "missing: $missing"
-      echo "next: tools/debian-packages.sh ${with_lab:+lab }--install"
+      echo "next: tools/debian-packages.sh $words--install"
       exit 1
     fi
     ;;

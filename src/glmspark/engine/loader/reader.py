@@ -36,7 +36,7 @@ class Settings:
 
     threads: int = 8
     block: int = 2 * MIB
-    piece: int = 32 * MIB
+    piece: int = 16 * MIB
     buffers: int = 8
     mode: Mode | None = None
 
