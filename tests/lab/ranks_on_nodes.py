@@ -34,6 +34,7 @@ class Deployment:
     argv: Sequence[str] = ("python3", "-c", TALK)
     port: int = PORT
     watch: Mapping[str, float] = field(default_factory=dict)
+    record: Mapping[str, Any] = field(default_factory=dict)
 
     def specs(self) -> dict[str, dict[str, Any]]:
         """What is to run, by node."""
@@ -43,7 +44,7 @@ class Deployment:
     def _spec(self, node: str, rank: int, one: str, watch: str) -> dict[str, Any]:
         meet = f"{self.sparks.fabric('spark1')[0]}:{self.port}"
         directory, container = f"{HOME}/{self.name}", f"glmspark-{self.name}-r{rank}"
-        argv = list(self.argv)
+        argv = [str(rank) if word == "RANK" else word for word in self.argv]
         if self.containers:
             labels = ["--label", f"glmspark.deployment={self.name}", "--label", f"glmspark.id={one}"]
             argv = [
@@ -68,7 +69,7 @@ class Deployment:
             "directory": directory,
             "scratch": f"/tmp/glmspark-{self.name}",
             "limits": {"stop": 5.0},
-            "record": {"name": self.name, "rank": rank},
+            "record": dict(self.record),
         }
 
     @contextlib.asynccontextmanager

@@ -69,7 +69,7 @@ def test_an_agent_that_is_killed_leaves_no_rank_and_ends_all(lab: VirtualSparks)
             events = await gather(agents, all_ended)
             assert time.monotonic() - begin < 10
             found = ends(events)
-            assert "agent ended unexpectedly" in found["spark3"]["reason"]["what"]
+            assert "agent ended unexpectedly: rank 2 on spark3" in found["spark3"]["reason"]["what"]
             for node in ("spark1", "spark2"):
                 reason = found[node]["reason"]
                 assert (reason["rank"], reason["node"]) == (2, "spark3")

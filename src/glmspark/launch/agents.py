@@ -61,7 +61,7 @@ else
   cat > "$temporary"
   arrived=$(sha256sum < "$temporary")
   [ "${arrived%% *}" = "$1" ] || { echo 'the agent did not arrive whole' >&2; exit 1; }
-  rm -f -- "$base"/agent-*.pyz
+  find "$base" -maxdepth 1 -name 'agent-*.pyz' -mtime +7 -delete
   mv -f -- "$temporary" "$agent"
   trap - EXIT
 fi
@@ -128,6 +128,7 @@ class Agents:
         self.fleet = fleet
         self.name = name
         self._python = python
+        self._shipped: dict[str, str] = {}
 
     @property
     def _name(self) -> str:
@@ -294,9 +295,11 @@ class Agents:
 
     async def _argv(self, node: Node, words: Sequence[str]) -> list[str]:
         """The command that runs the agent's subcommand there; ships the agent where it is not yet."""
-        digest = hashlib.sha256(archive()).hexdigest()
-        done = await node.must(["sh", "-c", _SHIP, "ship", digest], "ship the agent", input=archive())
-        return [self._python, "-I", done.stdout.strip().splitlines()[-1], *words]
+        if node.host not in self._shipped:
+            digest = hashlib.sha256(archive()).hexdigest()
+            done = await node.must(["sh", "-c", _SHIP, "ship", digest], "ship the agent", input=archive())
+            self._shipped[node.host] = done.stdout.strip().splitlines()[-1]
+        return [self._python, "-I", self._shipped[node.host], *words]
 
     async def _call(
         self,

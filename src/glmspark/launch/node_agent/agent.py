@@ -278,7 +278,7 @@ class Agent:
         self._seen = titles
         found: dict[str, Any] = {
             "family": sorted([one.pid, one.started] for one in family),
-            "processes": sorted(name for _, name in self._vital.values()),
+            "processes": sorted(name for _, name in titles.values()),
         }
         if self.rank.container is None or time.monotonic() - self._asked > _ASK_INSIDE:
             self._asked = time.monotonic()
@@ -302,7 +302,7 @@ class Agent:
             if why := self.leash.broken(now):
                 self.finish(reason_of(why, self.spec, rank=None, advice="`glmspark up` starts it again"))
             self.peers.check(now)
-            if now - self._looked > _LOOK:
+            if now - self._looked > (_LOOK if self.leash.proven else _LOOK / 2):
                 self._looked = now
                 await self._look()
             if self.rank.container and self.rank.output is None and now - self._logs_asked > _LOGS_AGAIN:

@@ -18,7 +18,7 @@ from .life import OVER
 from .proc import everyone, marked, send
 from .sweep import Swept, close_lost, containers, sweep
 
-_LEFT = "it was left behind by an agent that ended"
+_LEFT = "a rank was left behind by an agent that ended"
 
 
 def connect(home: Home, request: Mapping[str, Any], timeout: float = 5.0) -> socket.socket | None:

@@ -146,7 +146,7 @@ def reap(home: Home, pipe: int) -> int:
         time.sleep(1.0)  # for a container whose start was under way
         swept.containers += sweep(home).containers
     say(f"the agent was killed; removed {swept}")
-    close_lost(home, "the node's agent ended unexpectedly", swept)
+    close_lost(home, "a rank's agent ended unexpectedly", swept)
     return 0
 
 

@@ -178,6 +178,7 @@ def close_lost(home: Home, what: str, swept: Swept) -> None:
     who = {"rank": state.get("rank"), "node": state.get("node"), "exit_code": None, "signal": None}
     evidence = "\n".join([*swept.processes, *(f"container {one}" for one in swept.containers)])
     advice = f"`glmspark restart {home.name}` starts it again"
+    what = f"{what}: rank {state.get('rank')} on {state.get('node')}"
     reason = {"what": what, **who, "seen": evidence or None, "next": advice, "at": time.time()}
     closed = {"state": "failed", "since": time.time(), "family": [], "shared_memory": [], "processes": []}
     with contextlib.suppress(Trouble):
