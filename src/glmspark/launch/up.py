@@ -76,6 +76,7 @@ def bring_up(wanted: Wanted, observe: Observer, *, transport: Transport | None =
         return Outcome(running, already=True, cleaned=None)
     with lock:
         try:
+            _refuse_cluster(wanted.home)
             cleaned = _clean_leftovers(wanted.home)
             plan = make_plan(wanted, machine)
             with _port_guard():
@@ -128,6 +129,21 @@ def _acquire(wanted: Wanted, observe: Observer) -> tuple[Lock | None, Deployment
                 next="try again in a moment",
             )
         time.sleep(_POLL)
+
+
+def _refuse_cluster(home: Home) -> None:
+    """UsageError where one of that name serves on a cluster: nobody here holds its lock."""
+    try:
+        deployment = home.read()
+    except GlmsparkError:
+        return
+    if deployment is not None and deployment.cluster is not None and not deployment.state.over:
+        nodes = ", ".join(rank.node for rank in deployment.ranks)
+        raise UsageError(
+            f"{home.name} already runs on {nodes}",
+            step="look for a running deployment",
+            next=f"`glmspark down {home.name}` first, or give this one a name of its own with --name",
+        )
 
 
 def _clean_leftovers(home: Home) -> Swept | None:
