@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from safetensors import safe_open
 from transformers import AutoConfig, AutoTokenizer, Glm5NextConfig, Glm5NextForConditionalGeneration
 from transformers.utils import logging
 
+from glmspark.models.files import LocalFiles
+from glmspark.models.inspection import inspect
 from tools.glm_tiny.variants import VariantError, derive, make
 
 logging.set_verbosity_error()
@@ -144,3 +147,11 @@ def test_layers_come_in_fours(checkpoint):
         derive("glm-tiny-flash", checkpoint, layers=6)
     four = derive("glm-tiny-flash", checkpoint, layers=4)
     assert four.config["text_config"]["linear_attn_config"]["full_attn_layers"] == [3]
+
+
+def test_inspect_knows_every_weight_and_finds_nothing_wrong(flash, shapes):
+    found = inspect(LocalFiles(flash))
+    assert found.problems == ()
+    assert found.matrices.unknown == []
+    assert found.parameters == sum(math.prod(shape) for _, shape in shapes.values())
+    assert found.parameters == sum(found.architecture.parameters.values())

@@ -14,6 +14,8 @@ from transformers import AutoTokenizer, GlmMoeDsaForCausalLM
 from transformers.utils import logging
 
 from glmspark.models import inspect_checkpoint
+from glmspark.models.files import LocalFiles
+from glmspark.models.inspection import Severity, inspect
 from tools.glm_tiny.prompts import FIXED_PROMPTS
 from tools.glm_tiny.variants import VARIANTS, derive, make
 from tools.glm_tiny.variants.calibrate import conversations
@@ -337,3 +339,18 @@ def test_vllm_takes_the_faulty_variant_for_w4a4(made):
 
     config = json.loads((made["glm-tiny-nvfp4-modelopt-faulty"] / "config.json").read_text())
     assert ModelOptNvFp4Config.from_config(config["quantization_config"]).quant_method == "NVFP4"
+
+
+@pytest.mark.parametrize("name", ["glm-tiny", *CALIBRATED, *REST])
+def test_inspect_finds_what_is_wrong_and_nothing_else(made: dict[str, Path], name: str) -> None:
+    expected = {"mtp-absent"} if "reap" in name else set()
+    if name.endswith("faulty"):
+        expected = {"w4a4-without-input-scale", "joined-scales-differ"}
+    found = inspect(LocalFiles(made[name]))
+    rules = {problem.rule for problem in found.problems if problem.severity is not Severity.NOTE}
+    assert rules == expected
+    assert found.parameters == sum(
+        spec.parameters
+        for spec in found.architecture.specs
+        if found.mtp_stored or spec.layer is None or not spec.layer.mtp
+    ) + (3 * 3 * 257 if name.endswith("whole-router") else 0)  # rows of 3 pruned experts in 3 routers

@@ -13,22 +13,7 @@ from typing import Annotated
 import typer
 
 from glmspark import __version__
-from glmspark.cli import (
-    chat,
-    clean,
-    doctor,
-    down,
-    image,
-    init,
-    lab,
-    logs,
-    patches,
-    recipe,
-    restart,
-    status,
-    tune,
-    up,
-)
+from glmspark.cli import chat, doctor, down, image, init, inspect, lab, logs, patches, recipe, status, tune, up
 from glmspark.cli.console import own_command, print_json, wants_colour
 
 app = typer.Typer(
@@ -41,11 +26,12 @@ app = typer.Typer(
     "correct before it is called ready.\n\n"
     'Example: [bold]glmspark up[/bold], then [bold]glmspark chat "What is 2+2? Answer in one word:"[/bold]',
 )
-for verb in (up.up, status.status, logs.logs, chat.chat, restart.restart, down.down, clean.clean):
+for verb in (up.up, status.status, logs.logs, chat.chat, down.down):
     app.command()(verb)
 app.command()(patches.patches)
 app.command()(init.init)
 app.command()(doctor.doctor)
+app.command()(inspect.inspect)
 app.add_typer(tune.app)
 app.add_typer(recipe.app)
 app.add_typer(image.app)

@@ -25,6 +25,9 @@ Kind = Literal[
     "routed_experts",
     "shared_experts",
     "dense_mlp",
+    "linear_attention",
+    "hyper_connections",
+    "vision",
     "mtp",
 ]
 
@@ -32,12 +35,14 @@ Kind = Literal[
 @dataclass(frozen=True)
 class Layer:
     """One decoder layer. indexer: "full" has its own DSA indexer, "shared" reuses the choice of the last
-    full layer, None has none. mtp: it belongs to the multi-token-prediction head, after the trunk."""
+    full layer, None has none. mtp: it belongs to the multi-token-prediction head, after the trunk. linear:
+    its attention is linear (KDA), with a state of fixed size instead of a cache entry a token."""
 
     index: int
     moe: bool
     indexer: Literal["full", "shared"] | None
     mtp: bool = False
+    linear: bool = False
 
 
 @dataclass(frozen=True)
@@ -117,11 +122,12 @@ class Architecture:
 
     @property
     def active_parameters(self) -> int:
-        """Parameters one token passes through in the trunk: everything but the embedding table and the
-        routed experts that are not chosen."""
+        """Parameters one token of text passes through in the trunk: everything but the embedding table, the
+        vision tower and the routed experts that are not chosen."""
         routed = self.parameters.get("routed_experts", 0)
         unused = routed - routed * self.experts_per_token // self.experts if routed else 0
-        return self.trunk_parameters - self.parameters["embedding"] - unused
+        unused += self.parameters["embedding"] + self.parameters.get("vision", 0)
+        return self.trunk_parameters - unused
 
     @property
     def kv_latent(self) -> int:

@@ -12,7 +12,7 @@ from typing import Any, Literal, cast
 from glmspark.models.architecture import Architecture, Kind, Layer, TensorSpec
 from glmspark.models.configvalues import ConfigValues
 
-__all__ = ["MODEL_TYPE", "read"]
+__all__ = ["MODEL_TYPE", "read", "tensors"]
 
 MODEL_TYPE = "glm_moe_dsa"
 _MAX_LAYERS = 4096
@@ -59,7 +59,7 @@ def read(config: Mapping[str, Any], where: str) -> Architecture:
         "dtype": values.text("dtype") or values.text("torch_dtype"),
         "quantization": _quantization(values, quantization),
     }
-    specs = tuple(_tensors(dimensions))
+    specs = tuple(tensors(dimensions))
     return Architecture(name="GlmMoeDsaForCausalLM", model_type=MODEL_TYPE, specs=specs, **dimensions)
 
 
@@ -104,7 +104,8 @@ def _indexers(values: ConfigValues, count: int) -> tuple[_Indexer, ...]:
     return cast(tuple[_Indexer, ...], found)
 
 
-def _tensors(dims: Mapping[str, Any]) -> Iterator[TensorSpec]:
+def tensors(dims: Mapping[str, Any]) -> Iterator[TensorSpec]:
+    """Every weight of a model with these sizes; the keys are Architecture's fields."""
     hidden, vocab = dims["hidden_size"], dims["vocab_size"]
     yield TensorSpec("model.embed_tokens.weight", (vocab, hidden), "embedding", None, tp=True)
     for layer in (*dims["layers"], *dims["mtp_layers"]):

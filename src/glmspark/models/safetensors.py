@@ -16,7 +16,15 @@ from typing import Any, NamedTuple
 
 from glmspark.models.errors import CheckpointError
 
-__all__ = ["DTYPE_BITS", "MAX_HEADER", "TensorInfo", "read_header"]
+__all__ = [
+    "DTYPE_BITS",
+    "MAX_HEADER",
+    "TensorInfo",
+    "check_layout",
+    "header_length",
+    "parse_header",
+    "read_header",
+]
 
 MAX_HEADER = 100_000_000
 """The format's own limit for a header, in bytes."""
@@ -68,28 +76,44 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
         raise _broken(path, "is not a regular file")
     size = status.st_size
     with os.fdopen(handle, "rb") as file:
-        if size == 0:
-            raise _broken(path, "is empty (0 bytes): a copy or download broke off")
         prefix = file.read(8)
-        if prefix.startswith(b"version "):
-            raise _broken(
-                path, "is a Git LFS pointer, not the weights", "run `git lfs pull`, or download the files"
-            )
-        length = int.from_bytes(prefix, "little")
-        if len(prefix) < 8 or length > size - 8 or length < 2:
-            raise _broken(path, f"is truncated or not safetensors: {size} bytes, header of {length} stated")
-        if length > MAX_HEADER:
-            raise _broken(path, f"states a header of {length} bytes; the format allows {MAX_HEADER}")
+        length = header_length(prefix, size, path)
         try:
             raw = file.read(length)
         except OSError as error:
             raise _broken(path, f"cannot be read: {error.strerror or error}") from None
-    tensors = _parse(raw, path)
-    _check_layout(tensors, size - 8 - length, path)
+    tensors = parse_header(raw, path)
+    check_layout(tensors, size - 8 - length, path)
     return tensors
 
 
-def _parse(raw: bytes, path: Path) -> dict[str, TensorInfo]:
+def header_length(prefix: bytes, size: int, path: Path) -> int:
+    """The header's length in bytes, from the first eight bytes of a file of `size` bytes.
+
+    Raises CheckpointError where it cannot be one. path is the file's name in errors.
+    """
+    if size == 0:
+        raise _broken(path, "is empty (0 bytes): a copy or download broke off")
+    if prefix.startswith(b"version "):
+        raise _broken(
+            path, "is a Git LFS pointer, not the weights", "run `git lfs pull`, or download the files"
+        )
+    length = int.from_bytes(prefix, "little")
+    if len(prefix) < 8 or length > size - 8 or length < 2:
+        raise _broken(path, f"is truncated or not safetensors: {size} bytes, header of {length} stated")
+    if length > MAX_HEADER:
+        raise _broken(path, f"states a header of {length} bytes; the format allows {MAX_HEADER}")
+    return length
+
+
+def parse_header(raw: bytes, path: Path) -> dict[str, TensorInfo]:
+    """The tensors in a header. Raises CheckpointError for anything that is not one.
+
+    JSON grows when it is parsed, nested lists most; a header that has more of them, or of commas, than
+    tensors could use is refused unparsed.
+    """
+    if raw.count(b"[") + raw.count(b"{") > len(raw) // 12 + 64 or raw.count(b",") > len(raw) // 3 + 64:
+        raise _broken(path, "has a broken header: it is not JSON of tensors, but of lists")
     try:
         header = json.loads(raw, object_pairs_hook=_no_repeats)
     except _RepeatedError as error:
@@ -141,7 +165,8 @@ def _is_size(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _LARGEST
 
 
-def _check_layout(tensors: dict[str, TensorInfo], data: int, path: Path) -> None:
+def check_layout(tensors: dict[str, TensorInfo], data: int, path: Path) -> None:
+    """Raises CheckpointError unless the tensors cover `data` bytes without overlap, hole or rest."""
     position, last = 0, ""
     for name, info in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
         if info.begin < position:
