@@ -36,7 +36,7 @@ from typing import Any, NoReturn
 from glmspark.engine import argument_parser, start_method
 from glmspark.engine.addresses import AddressError, Rank, check
 from glmspark.engine.lockstep import BACKEND, LockstepError
-from glmspark.engine.lockstep.settings import AGENT_STORE, Settings, SettingsError
+from glmspark.engine.lockstep.settings import Settings, SettingsError
 from glmspark.engine.patch import PatchRefusedError
 
 USAGE = 2
@@ -165,7 +165,7 @@ def _notice_death() -> list[bool]:
     died: list[bool] = []
 
     def shutdown(self: AsyncLLM, *args: Any, **kwargs: Any) -> None:
-        died.append(self.errored)
+        died.append(not hasattr(self, "engine_core") or self.errored)
         upstream(self, *args, **kwargs)
 
     AsyncLLM.shutdown = shutdown
@@ -177,8 +177,6 @@ def _keep_step(args: argparse.Namespace, settings: Settings) -> None:
 
     # The class itself: by its name alone vLLM would not know that it can have pipeline stages.
     args.distributed_executor_backend = LockstepExecutor
-    # torchrun's store would be taken for the one that rank 0's worker is about to open.
-    os.environ.pop(AGENT_STORE, None)
     if settings.rank == 0:
         _serve(args)
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import pickle
 import queue
 import threading
@@ -21,6 +22,7 @@ from vllm.v1.worker.worker_base import WorkerWrapperBase
 
 from glmspark.engine.lockstep import cores, memory
 from glmspark.engine.lockstep.link import Frame, Link
+from glmspark.engine.lockstep.settings import AGENT_STORE
 from glmspark.engine.lockstep.switchboard import BYE
 
 logger = logging.getLogger("vllm.glmspark.lockstep")
@@ -73,6 +75,8 @@ class LockstepWorker:
         """What vLLM's own executors do in a worker's process before its first call. address: host:port."""
         set_worker_net_device(self.local_rank, self.vllm_config)
         maybe_init_worker_tracer("vllm.worker", "worker", f"Worker_{self.rank}")
+        # torchrun's store would be taken for the one that rank 0's worker is about to open.
+        os.environ.pop(AGENT_STORE, None)
         parallel = self.vllm_config.parallel_config
         if current_platform.is_cpu():
             cores.bind(self.local_rank, parallel.world_size)
