@@ -13,7 +13,23 @@ from typing import Annotated
 import typer
 
 from glmspark import __version__
-from glmspark.cli import chat, doctor, down, image, init, inspect, lab, logs, patches, recipe, status, tune, up
+from glmspark.cli import (
+    chat,
+    clean,
+    doctor,
+    down,
+    image,
+    init,
+    inspect,
+    lab,
+    logs,
+    patches,
+    recipe,
+    restart,
+    status,
+    tune,
+    up,
+)
 from glmspark.cli.console import own_command, print_json, wants_colour
 
 app = typer.Typer(
@@ -26,7 +42,7 @@ app = typer.Typer(
     "correct before it is called ready.\n\n"
     'Example: [bold]glmspark up[/bold], then [bold]glmspark chat "What is 2+2? Answer in one word:"[/bold]',
 )
-for verb in (up.up, status.status, logs.logs, chat.chat, down.down):
+for verb in (up.up, status.status, logs.logs, chat.chat, restart.restart, down.down, clean.clean):
     app.command()(verb)
 app.command()(patches.patches)
 app.command()(init.init)
