@@ -104,5 +104,5 @@ def clean(home: Home, *, what: str, next_step: str, at: float | None = None) -> 
         now = time.time() if at is None else at
         deployment.reason = Reason(what=what, next=next_step, seen="\n".join(swept.processes) or None, at=now)
         deployment.close(State.FAILED, at=now)
-        home.write(deployment)
+        home.write_last(deployment)
     return swept

@@ -56,7 +56,10 @@ def ended(
     code, killer, words = (None, None, "ended") if status is None else describe_status(status)
     name = title.removeprefix("VLLM::")
     who = f"rank {rank.rank}'s {name} (pid {pid})" if name else f"rank {rank.rank} (pid {pid})"
-    advice = remedy_of(fault.report()) or f"see {rank.log}"
+    seen = fault.report()
+    if killer == "SIGKILL" and fault.message is None:
+        seen = fault.said  # it had no chance to say why: its last lines are of something else
+    advice = remedy_of(seen) or f"see {rank.log}"
     if killer == "SIGKILL" or (status is None and fault.message is None):
         advice = (
             f"the kernel's out-of-memory killer acted {oom_kills} time(s) since the start: free some memory"
@@ -69,7 +72,7 @@ def ended(
         node=rank.node,
         exit_code=code,
         signal=killer,
-        seen=fault.report(),
+        seen=seen,
         next=advice,
         at=time.time(),
     )

@@ -6,6 +6,7 @@
         logs/rank-N.log   what the ranks print, logs/supervisor.log what the supervisor does
         verdicts.json     the canaries' verdicts while they are being taken
         api-key           mode 0600, only while an endpoint runs that asks for a key
+        reserve           room for the last record on a disk that is full by then
 
 The record holds no secret. It carries a version; a newer one is refused, not guessed at.
 """
@@ -32,6 +33,9 @@ from glmspark.errors import StateError, UsageError
 from glmspark.nodes.processes import Identity, boot_id
 
 VERSION = 1
+
+_RESERVE = 256 * 1024
+"""Bytes set aside for a deployment's last record; one of eight ranks with all canaries takes a quarter."""
 
 _LONGEST_NAME = 63
 _NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{_LONGEST_NAME - 1}}}", re.ASCII)
@@ -205,6 +209,7 @@ class Home:
         self.key_file = path / "api-key"
         self.logs = path / "logs"
         self.supervisor_log = self.logs / "supervisor.log"
+        self.reserve_file = path / "reserve"
 
     def rank_log(self, rank: int) -> Path:
         """Where a rank's output goes."""
@@ -248,6 +253,21 @@ class Home:
     def write(self, deployment: Deployment) -> None:
         """Replace the record. StateError where the disk does not take it; the old record then stands."""
         write_json(self.record_file, deployment.model_dump(mode="json"))
+
+    def write_last(self, deployment: Deployment) -> None:
+        """Replace the record of a deployment that has ended, also on a full disk: the room for it was set
+        aside when it began. StateError where not even that is enough."""
+        try:
+            self.write(deployment)
+        except StateError:
+            self._give_back_reserve()
+            self.write(deployment)
+        else:
+            self._give_back_reserve()
+
+    def _give_back_reserve(self) -> None:
+        with contextlib.suppress(OSError):
+            self.reserve_file.unlink(missing_ok=True)
 
     def write_verdicts(self, verdicts: list[Verdict]) -> None:
         """Replace the verdicts taken so far."""
@@ -295,6 +315,8 @@ class Home:
             if self.logs.exists():
                 shutil.rmtree(previous, ignore_errors=True)
                 self.logs.rename(previous)
+            with self.reserve_file.open("wb") as file:
+                os.posix_fallocate(file.fileno(), 0, _RESERVE)
         except OSError as error:
             raise StateError(
                 f"cannot make room in {self.path}: {error.strerror}",
@@ -310,9 +332,11 @@ class Home:
         """
         with contextlib.suppress(OSError):
             self.logs.rmdir()
+        if not self.has_record():
+            self._give_back_reserve()
         if {entry.name for entry in self.path.iterdir()} <= {self.lock_file.name}:
             with contextlib.suppress(OSError):
-                self.lock_file.unlink()
+                self.lock_file.unlink(missing_ok=True)
                 self.path.rmdir()
 
 

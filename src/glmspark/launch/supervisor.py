@@ -343,7 +343,7 @@ class Supervisor:
         for _ in range(
             20
         ):  # the record must not go on saying that it runs, even if the disk is full for a moment
-            if self._save():
+            if self._save(last=True):
                 break
             time.sleep(0.1)
         if self.reaper is not None:
@@ -362,10 +362,10 @@ class Supervisor:
         if self.prover is not None:
             self.prover.poll()
 
-    def _save(self) -> bool:
+    def _save(self, *, last: bool = False) -> bool:
         """Write the record; a full disk is said once in the log and tried again at the next change."""
         try:
-            self.home.write(self.deployment)
+            (self.home.write_last if last else self.home.write)(self.deployment)
         except GlmsparkError as error:
             if error.message != self._unwritten:
                 say(f"cannot write the record: {error.message}")

@@ -240,7 +240,8 @@ def test_a_full_disk_while_the_record_is_written(state: Path, tmp_path: Path, li
         check=False,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
     )
-    assert_refused(Done(done.returncode, done.stdout, done.stderr), state, "cannot write", "File too large")
+    refused = Done(done.returncode, done.stdout, done.stderr)
+    assert_refused(refused, state, "cannot make room in", "File too large")
     assert not (state / "deployments" / "toy").exists()
 
 

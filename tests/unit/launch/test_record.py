@@ -360,3 +360,36 @@ def test_the_record_of_a_start_is_small(tmp_path: Path) -> None:
     assert len(start.model_dump_json()) < 20_000
     assert Deployment.model_validate_json(start.model_dump_json()) == start
     assert time.time() - start.created < 60
+
+
+def test_the_last_record_has_room_on_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    where, start = home("full"), make_start("full", "serves")
+    where.prepare()
+    assert where.reserve_file.stat().st_blocks * 512 >= 256 * 1024
+    where.write(start)
+    write = Home.write
+
+    def full(self: Home, deployment: Deployment) -> None:
+        """No room but for what was set aside."""
+        if self.reserve_file.exists():
+            raise StateError("no space left")
+        write(self, deployment)
+
+    monkeypatch.setattr(Home, "write", full)
+    with pytest.raises(StateError):
+        where.write(start)
+    start.close(State.STOPPED)
+    where.write_last(start)
+    again = where.read()
+    assert again is not None
+    assert again.state is State.STOPPED
+    assert not where.reserve_file.exists()
+    where.prepare()
+    assert where.reserve_file.exists()
+
+
+def test_a_start_that_came_to_nothing_leaves_no_reserve() -> None:
+    where = home("nothing")
+    where.prepare()
+    where.remove_if_empty()
+    assert not where.path.exists()
