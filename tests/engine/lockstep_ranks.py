@@ -30,7 +30,7 @@ class LockstepRanks(Ranks):
 
         argv = [sys.executable, "-m", "glmspark.engine.serve", str(self.checkpoint), "--enforce-eager"]
         for name, value in {**FLAGS, **self.flags}.items():
-            argv += [f"--{name}", value]
+            argv += [f"--{name}", value] if value else [f"--{name}"]
         argv += ["-tp", str(self.layout.tp), "-pp", str(self.layout.pp), *self.words]
         argv += ["--distributed-executor-backend", BACKEND]
         return argv if rank else [*argv, "--host", "127.0.0.1", "--port", str(self.port)]

@@ -73,7 +73,7 @@ class Ranks:
         """The argv of one rank."""
         words = [sys.executable, "-m", "glmspark.engine.serve", str(self.checkpoint), "--enforce-eager"]
         for name, value in {**FLAGS, **self.flags}.items():
-            words += [f"--{name}", value]
+            words += [f"--{name}", value] if value else [f"--{name}"]
         words += ["-tp", str(self.layout.tp), "-pp", str(self.layout.pp)]
         if self.layout.world > 1:
             words += ["--nnodes", str(self.layout.world), "--node-rank", str(rank)]
@@ -90,23 +90,25 @@ class Ranks:
 
     def start(self) -> None:
         """Start every rank, without waiting."""
-        cores = sorted(os.sched_getaffinity(0))
         for rank in range(self.layout.world):
-            mine = cores if self.layout.world == 1 else [cores[rank % len(cores)]]
-            environment = {
-                **os.environ,
-                "VLLM_HOST_IP": "127.0.0.1",
-                "GLOO_SOCKET_IFNAME": "lo",
-                "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, mine)),
-                **self.variables(rank),
-                **self.environment,
-            }
-            with (self.logs / f"rank-{rank}.log").open("wb") as log:
-                self.processes.append(
-                    subprocess.Popen(
-                        self.command(rank), stdout=log, stderr=subprocess.STDOUT, env=environment
-                    )
-                )
+            self.start_rank(rank)
+
+    def start_rank(self, rank: int) -> None:
+        """Start one rank."""
+        cores = sorted(os.sched_getaffinity(0))
+        mine = cores if self.layout.world == 1 else [cores[rank % len(cores)]]
+        environment = {
+            **os.environ,
+            "VLLM_HOST_IP": "127.0.0.1",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, mine)),
+            **self.variables(rank),
+            **self.environment,
+        }
+        with (self.logs / f"rank-{rank}.log").open("wb") as log:
+            self.processes.append(
+                subprocess.Popen(self.command(rank), stdout=log, stderr=subprocess.STDOUT, env=environment)
+            )
 
     def wait(self) -> None:
         """Wait until rank 0 answers. Raises AssertionError with the end of a log if a rank ends first."""
