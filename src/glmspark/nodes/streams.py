@@ -38,9 +38,9 @@ async def pour(
     """
     async with contextlib.AsyncExitStack() as stack:
         giver = await source.open(give)
-        stack.callback(giver.close)
+        stack.callback(_end, giver)
         taker = await target.open(take)
-        stack.callback(taker.close)
+        stack.callback(_end, taker)
         words = asyncio.ensure_future(_drain(taker.stdout, taker.stderr))
         complaints = asyncio.ensure_future(_drain(giver.stderr))
         try:
@@ -82,6 +82,14 @@ async def pour(
             for task in (words, complaints):
                 task.cancel()
             await asyncio.gather(words, complaints, return_exceptions=True)
+
+
+def _end(process: asyncssh.SSHClientProcess[bytes]) -> None:
+    """A command that still runs is ended: one that neither reads nor writes would not notice otherwise."""
+    if process.exit_status is None:
+        with contextlib.suppress(OSError, asyncssh.Error):
+            process.terminate()
+    process.close()
 
 
 async def _copy(
