@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from glmspark.cli.console import AsJson, complete_deployment, print_json, wants_colour
+from glmspark.cli.patience import Patience
 
 if TYPE_CHECKING:
     from glmspark.launch.record import Deployment, Endpoint
@@ -17,8 +18,9 @@ _DIM, _RESET, _BOLD = "\x1b[2m", "\x1b[0m", "\x1b[1m"
 
 
 def chat(
-    question: Annotated[
-        str | None, typer.Argument(help="Ask this and stop; without it, a conversation begins.")
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[QUESTION]...", help="Ask this and stop; without it, a conversation begins."),
     ] = None,
     name: Annotated[
         str | None,
@@ -43,6 +45,7 @@ def chat(
     from glmspark.errors import UsageError
     from glmspark.launch.status import pick
 
+    question = " ".join(words) if words else None
     if question is None and not sys.stdin.isatty():
         question = sys.stdin.buffer.read().decode("utf-8", "surrogateescape").strip()
         if not question:
@@ -131,21 +134,24 @@ class Talk:
         writer = Writer(wants_colour(sys.stdout)) if show else None
         text, reasoning, finish = "", "", ""
         try:
-            stream: Any = self._openai.chat.completions.create(
-                model=self._model,
-                messages=messages,  # type: ignore[arg-type]
-                stream=True,
-                **self._options,
-            )
-            for chunk in stream:
-                for choice in chunk.choices:
-                    extra = choice.delta.model_extra or {}
-                    thought = extra.get("reasoning") or extra.get("reasoning_content") or ""
-                    said = choice.delta.content or ""
-                    reasoning, text = reasoning + thought, text + said
-                    finish = choice.finish_reason or finish
-                    if writer is not None:
-                        writer.write(thought, said)
+            with Patience(sys.stderr) as patience:
+                stream: Any = self._openai.chat.completions.create(
+                    model=self._model,
+                    messages=messages,  # type: ignore[arg-type]
+                    stream=True,
+                    **self._options,
+                )
+                for chunk in stream:
+                    for choice in chunk.choices:
+                        extra = choice.delta.model_extra or {}
+                        thought = extra.get("reasoning") or extra.get("reasoning_content") or ""
+                        said = choice.delta.content or ""
+                        reasoning, text = reasoning + thought, text + said
+                        finish = choice.finish_reason or finish
+                        if thought or said:
+                            patience.sign()
+                        if writer is not None:
+                            writer.write(thought, said)
         except KeyboardInterrupt:
             finish = "interrupted"
         except openai.APIStatusError as error:

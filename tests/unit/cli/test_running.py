@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import http.server
 import io
+import json
 import os
 import signal
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -194,8 +196,11 @@ def test_an_answer_that_breaks_off_says_so(
     piece = 'data: {"id": "1", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": '
     piece += '[{"index": 0, "delta": {"content": "1 2 3"}}]}\n\n'
 
+    asked: list[dict[str, Any]] = []
+
     class Dies(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
+            asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
             self.send_response(200)
             self.send_header("Content-Type", "text/event-stream")
             self.send_header("Content-Length", "100000")
@@ -214,10 +219,11 @@ def test_an_answer_that_breaks_off_says_so(
         assert lock is not None
         with lock:
             home("dies").write(start)
-            done = glmspark("chat", "Count.")
+            done = glmspark("chat", "Count", "to", "3.")  # words without quotes are one question
         server.shutdown()
     assert done.code == 1
     assert done.out == "1 2 3\n"
+    assert asked[0]["messages"] == [{"role": "user", "content": "Count to 3."}]
     assert done.err.startswith("error: the answer broke off: ")
     home("dies").record_file.unlink()
 
