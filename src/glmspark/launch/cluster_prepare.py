@@ -13,6 +13,7 @@ from typing import Any
 from glmspark.config.cluster import Cluster, Node
 from glmspark.errors import GlmsparkError, UsageError
 from glmspark.launch.command import client_url
+from glmspark.launch.environments import look_at_environments, venv_at
 from glmspark.launch.images import Images, look_at_images
 from glmspark.launch.node_models import Model, look_at_model, place_of
 from glmspark.launch.prepare import Wanted
@@ -33,6 +34,7 @@ from glmspark.nodes.checks.everything import judge
 from glmspark.nodes.doctor import expected_of, look_at
 from glmspark.nodes.facts.account import ACCOUNT, BOARD, Account
 from glmspark.nodes.facts.cpu import CORES
+from glmspark.nodes.facts.engine import EngineVersions
 from glmspark.nodes.facts.login import VERBS
 from glmspark.nodes.facts.memory_detail import MEMORY_DETAIL
 from glmspark.nodes.facts.network import ROUTES
@@ -84,12 +86,14 @@ class ClusterWanted:
 
 @dataclass(frozen=True)
 class Prepared:
-    """All that is known before anything is changed. facts: of the nodes. images: None with a venv."""
+    """All that is known before anything is changed. facts: of the nodes. images: None with a venv.
+    engines: of the venvs, by node; empty with images, whose ids say as much."""
 
     wanted: ClusterWanted
     plan: Plan
     model: Model
     images: Images | None
+    engines: Mapping[str, EngineVersions]
     facts: Mapping[str, Facts]
     accounts: Mapping[str, Account]
 
@@ -122,7 +126,7 @@ class Prepared:
                 )
             else:
                 argv = process_argv(
-                    self.plan, number, venv=_venv(runtime.venv or "", self.accounts[seat.node])
+                    self.plan, number, venv=venv_at(runtime.venv or "", self.accounts[seat.node])
                 )
             log = posixpath.join(seat.directory, "logs", f"rank-{number}.log")
             ranks.append(RankRecord(rank=number, node=seat.node, argv=argv, env=env, log=log))
@@ -198,9 +202,11 @@ async def prepare(fleet: Fleet, wanted: ClusterWanted, said: Said = lambda _: No
     _refuse_blocked(look)
     more = await _more(fleet)
     accounts = {name: _must(facts, ACCOUNT) for name, facts in more.items()}
-    images = None
+    images, engines = None, {}
     if wanted.cluster.runtime.kind == "docker":
         images = look_at_images(str(wanted.cluster.runtime.image), look.facts)
+    else:
+        engines = await look_at_environments(fleet, str(wanted.cluster.runtime.venv), accounts)
     said("looking at the model")
     recipe = wanted.wanted.recipe
     place = place_of(recipe.model.source, wanted.cluster.paths.models, accounts)
@@ -223,7 +229,7 @@ async def prepare(fleet: Fleet, wanted: ClusterWanted, said: Said = lambda _: No
         port=request.port,
         draft_dir=draft_dir,
     )
-    return Prepared(wanted, plan, model, images, look.facts, accounts)
+    return Prepared(wanted, plan, model, images, engines, look.facts, accounts)
 
 
 def _refuse_blocked(look: Look) -> None:
@@ -340,10 +346,6 @@ def _scratch(directory: str, account: Account) -> str:
     """Short, because a socket's path holds at most 107 bytes, and the same at every start."""
     tag = hashlib.sha256(directory.encode()).hexdigest()[:16]
     return f"/tmp/glmspark-{account.uid}-{tag}"  # noqa: S108 - the agent makes it with mode 0700
-
-
-def _venv(venv: str, account: Account) -> str:
-    return posixpath.join(account.home, venv[2:]) if venv.startswith("~/") else venv
 
 
 def _url(plan: Plan, head: Node) -> str:

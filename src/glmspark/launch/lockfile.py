@@ -76,6 +76,7 @@ def lock_of(
             "id": image or (prepared.images.id if prepared.images is not None else None),
             "python": runtime.python,
             "venv": runtime.venv,
+            "engine": next((vars(one) for one in prepared.engines.values()), None),
             "mounts": list(runtime.mounts),
         },
         "nodes": {

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from hypothesis import strategies as st
 from glmspark.config.recipe import ModelSource
 from glmspark.errors import GlmsparkError, StateError, UsageError
 from glmspark.launch import images
+from glmspark.launch.environments import judge_environments
 from glmspark.launch.lockfile import DriftError, drift, patch_hashes, read_lock, refuse_drift, write_lock
 from glmspark.launch.node_models import Model, local_listing, place_of
 from glmspark.launch.room import check_room
@@ -23,6 +26,7 @@ from glmspark.nodes.facts.account import Account, parse_account, parse_board
 from glmspark.nodes.facts.checkpoint import Listing, StoredFile, heads, listing, parse_heads, parse_listing
 from glmspark.nodes.facts.disks import DISKS, Disk
 from glmspark.nodes.facts.docker import IMAGES, Image
+from glmspark.nodes.facts.engine import EngineVersions, engine, parse_engine
 from glmspark.nodes.survey import Facts, Reading
 
 A, B = "sha256:" + "a" * 64, "sha256:" + "b" * 64
@@ -152,6 +156,25 @@ def test_accounts_and_machines() -> None:
             parse_account(wrong)
     with pytest.raises(ValueError, match="btime"):
         parse_board("btime 17\n")
+
+
+def test_environments_are_there_whole_and_alike() -> None:
+    one = EngineVersions("0.1.0", "0.32.0", "2.13.0")
+    judge_environments("/e", {"a": one, "b": one})
+    with pytest.raises(GlmsparkError, match=r"vllm is 0\.33\.0 here and 0\.32\.0 on a") as caught:
+        judge_environments("/e", {"a": one, "b": replace(one, vllm="0.33.0")})
+    assert caught.value.host == "b"
+    with pytest.raises(GlmsparkError, match="/e has no vllm and no torch"):
+        judge_environments("/e", {"a": one, "b": replace(one, vllm=None, torch=None)})
+
+
+def test_the_engine_of_this_very_environment() -> None:
+    found = engine(sys.executable)
+    assert found.parse(run(found.command)).glmspark
+    assert parse_engine('{"glmspark": "1", "vllm": null, "torch": "2"}') == EngineVersions("1", None, "2")
+    for wrong in ("", "{}", "[]"):
+        with pytest.raises(ValueError):  # noqa: PT011 - json's own among them
+            parse_engine(wrong)
 
 
 # -- the lock file -----------------------------------------------------------------------------------------
