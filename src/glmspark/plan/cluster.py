@@ -15,9 +15,11 @@ from glmspark.plan.errors import PlanError
 from glmspark.plan.fabric import fabric_places, free_port
 from glmspark.plan.facts import NodeFacts
 from glmspark.plan.flags import engine_env, engine_flags
+from glmspark.plan.known_bad import check_known_bad
 from glmspark.plan.memory import BLOCK_TOKENS
 from glmspark.plan.plan import Endpoint, Plan, Ports, Rank
 from glmspark.plan.ranks import check_memory, kv_blocks, limits, make_rank, share_cores, uses_dsa
+from glmspark.plan.setting import Setting
 from glmspark.plan.split import Place, check_layout, places
 
 __all__ = ["Backend", "choose_nodes", "plan_cluster"]
@@ -85,8 +87,10 @@ def plan_cluster(  # noqa: PLR0913 - all that decides a plan
     where = places(len(architecture.layers), tp, pp)
     if uses_dsa(recipe, checkpoint, known[0].machine):
         _check_stages(architecture, where)
-    fabric = fabric_places(nodes, facts)
     dcp = recipe.layout.dcp if tp % recipe.layout.dcp == 0 else 1
+    platform = known[0].machine.platform
+    check_known_bad(Setting(recipe, checkpoint, platform, tp=tp, pp=pp, dcp=dcp, nodes=len(nodes)))
+    fabric = fabric_places(nodes, facts)
     blocks = kv_blocks(recipe, checkpoint, where, known[0].machine, dcp=dcp)
     boards = [one.board for one in known]
     ranks = []

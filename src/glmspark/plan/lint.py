@@ -13,7 +13,9 @@ from glmspark.plan.checks import check_context, check_drafter
 from glmspark.plan.engine_help import EngineHelp, check_arguments
 from glmspark.plan.errors import PlanError
 from glmspark.plan.facts import MachineFacts
+from glmspark.plan.known_bad import known_bad
 from glmspark.plan.local import plan_local
+from glmspark.plan.setting import Setting
 from glmspark.plan.split import check_layout
 
 __all__ = ["Lint", "lint_recipe"]
@@ -55,6 +57,7 @@ def lint_recipe(raw: bytes, engine: EngineHelp | None = None) -> Lint:
         checkpoint = inspect_checkpoint(locate(recipe.model.source))
     except CheckpointError as error:
         notes.append(f"layout and context are not checked against the model: {error.message}")
+        problems += _combinations(recipe, None, tree)
     else:
         problems += _against_model(recipe, checkpoint, tree)
     ordered = sorted(problems, key=lambda problem: problem.line or 0)
@@ -91,10 +94,31 @@ def _against_model(recipe: Recipe, checkpoint: Checkpoint, tree: YamlTree) -> li
     if on_cpu:
         checks.append((("engine", "max_model_len"), lambda: check_context(recipe, checkpoint, roomy)))
     problems = [problem for place, check in checks for problem in _refusal(check, tree, place)]
+    problems = problems or _combinations(recipe, checkpoint, tree)
     if on_cpu and not problems:
         place = ("engine", "kv_cache_memory")
         problems += _refusal(lambda: plan_local(recipe, checkpoint, facts=roomy), tree, place)
     return problems
+
+
+def _combinations(recipe: Recipe, checkpoint: Checkpoint | None, tree: YamlTree) -> list[Problem]:
+    """What is known to be bad; a recipe that says what it lacks says that itself."""
+    if recipe.lacks:
+        return []
+    layout = recipe.layout
+    setting = Setting(
+        recipe,
+        checkpoint,
+        recipe.needs.platform or "cpu",
+        tp=layout.tp,
+        pp=layout.pp,
+        dcp=layout.dcp,
+        nodes=recipe.needs.nodes or layout.world,
+    )
+    return [
+        Problem(_line(tree, bad.rule.place), bad.reason, f"{bad.rule.next} ({bad.rule.source})")
+        for bad in known_bad(setting)
+    ]
 
 
 def _refusal(check: Callable[[], object], tree: YamlTree, place: Loc) -> list[Problem]:

@@ -10,9 +10,11 @@ from glmspark.plan.checks import check_context, check_drafter, check_endpoint
 from glmspark.plan.errors import PlanError
 from glmspark.plan.facts import MachineFacts
 from glmspark.plan.flags import engine_env, engine_flags
+from glmspark.plan.known_bad import check_known_bad
 from glmspark.plan.memory import BLOCK_TOKENS
 from glmspark.plan.plan import Endpoint, Plan, Rank
 from glmspark.plan.ranks import check_memory, kv_blocks, limits, make_rank, share_cores
+from glmspark.plan.setting import Setting
 from glmspark.plan.split import check_layout, places
 
 __all__ = ["plan_local"]
@@ -50,6 +52,7 @@ def plan_local(
     check_layout(architecture, tp, pp)
     check_context(recipe, checkpoint, facts)
     check_drafter(recipe, checkpoint)
+    check_known_bad(Setting(recipe, checkpoint, "cpu", tp=tp, pp=pp))
     where = places(len(architecture.layers), tp, pp)
     blocks = kv_blocks(recipe, checkpoint, where, facts)
     ranks = tuple(
