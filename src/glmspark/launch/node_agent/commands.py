@@ -126,9 +126,9 @@ def clean(name: str | None, *, dry: bool) -> int:
         labelled = containers(["docker"])
         paths |= {Path(one) for _, one in labelled} if name is None else set()
     except Trouble as trouble:
-        has_docker = False
-        if trouble.fields["seen"]:  # it is there, and does not do as asked
-            total.stubborn.append(f"Docker: {trouble.fields['seen']}")
+        has_docker = False  # without an Engine no container runs; but there may be some that it would know
+        if any((Home(path).state() or {}).get("container") for path in paths):
+            total.stubborn.append(f"Docker: {trouble.fields['seen'] or trouble}")
     for path in sorted(paths):
         home = Home(path)
         if path.parent != base():
