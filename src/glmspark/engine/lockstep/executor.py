@@ -30,6 +30,20 @@ logger = logging.getLogger("vllm.glmspark.lockstep")
 _LEAVE = 2.0  # seconds rank 0's own worker gets to end by itself
 
 
+def check_layout(parallel: Any, settings: Settings) -> None:
+    """Raises LockstepError where vLLM's layout is not that of the ranks that were started."""
+    if parallel.data_parallel_size > 1:
+        raise LockstepError(
+            f"--data-parallel-size {parallel.data_parallel_size}: lockstep has one scheduler; start one "
+            f"deployment for each replica"
+        )
+    if parallel.world_size != settings.world:
+        raise LockstepError(
+            f"WORLD_SIZE={settings.world}, but the layout has {parallel.world_size} ranks: tensor parallel "
+            f"size {parallel.tensor_parallel_size} x pipeline parallel size {parallel.pipeline_parallel_size}"
+        )
+
+
 class LockstepExecutor(Executor):
     """One scheduler, here; one worker a rank, wherever a launcher has started it."""
 
@@ -42,13 +56,8 @@ class LockstepExecutor(Executor):
         self._stepped = False
         self._board: Switchboard | None = None
         self._process: BaseProcess | None = None
-        world = self.parallel_config.world_size
-        if world != self.settings.world:
-            raise LockstepError(
-                f"WORLD_SIZE={self.settings.world}, but the layout has {world} ranks "
-                f"(tensor x pipeline parallel size)"
-            )
-        self.output_rank = world - (
+        check_layout(self.parallel_config, self.settings)
+        self.output_rank = self.settings.world - (
             self.parallel_config.tensor_parallel_size * self.parallel_config.prefill_context_parallel_size
         )
         try:

@@ -108,7 +108,14 @@ def environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     from vllm.envs import compile_factors
 
     names = {*compile_factors(), *ALIKE_VARIABLES} - OWN_VARIABLES
-    return {f"environment.{name}": environ[name] for name in sorted(names) if environ.get(name)}
+    return {f"environment.{name}": _shown(name, environ[name]) for name in sorted(names) if environ.get(name)}
+
+
+def _shown(name: str, value: str) -> str:
+    """The value, or a digest where it may be a secret: facts are logged where they differ."""
+    if any(word in name for word in ("KEY", "TOKEN", "SECRET", "PASSWORD")):
+        return f"digest {hashlib.sha256(value.encode()).hexdigest()[:8]}"
+    return value
 
 
 def configuration(vllm_config: Any) -> dict[str, str]:

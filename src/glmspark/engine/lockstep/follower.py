@@ -32,9 +32,12 @@ def follow(args: argparse.Namespace, settings: Settings) -> NoReturn:
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.executor.multiproc_executor import WorkerProc, set_multiprocessing_worker_envs
 
+    from glmspark.engine.lockstep.executor import check_layout
+
     config = AsyncEngineArgs.from_cli_args(args).create_engine_config(
         usage_context=UsageContext.OPENAI_API_SERVER, headless=True
     )
+    check_layout(config.parallel_config, settings)
     mine = facts.gather(config)
     logger.info("lockstep: facts of rank %d are %s (%d)", settings.rank, facts.digest(mine), len(mine))
     link = join(settings, mine)

@@ -98,6 +98,13 @@ def test_another_header_and_a_missing_file_show(copy: Path) -> None:
     assert "absent there" in str(differences(facts.checkpoint(TINY), facts.checkpoint(copy), "rank 1"))
 
 
+def test_no_secret_is_shown() -> None:
+    assert facts._shown("VLLM_SOME_TOKEN", "hf_abc").startswith("digest ")
+    assert facts._shown("VLLM_USE_V1", "1") == "1"
+    one, other = (facts._shown("S3_SECRET", value) for value in ("a", "b"))
+    assert one != other
+
+
 def test_our_own_code_is_among_the_facts(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("x = 1\n")
     before = facts._code_digest(tmp_path)
