@@ -157,9 +157,11 @@ async def _running(wanted: ClusterWanted, agents: Agents, observer: Observer) ->
         alive = {node for node, one in states.items() if one.get("state") in _ALIVE}
         if not alive:
             return None
-        if all(states[node].get("state") == "ready" for node in alive):
+        # Where an agent was killed the state on the node stays as it was.
+        orphaned = any(states[node].get("alive") is False for node in alive)
+        if not orphaned and all(states[node].get("state") == "ready" for node in alive):
             break
-        if time.monotonic() >= end:
+        if orphaned or time.monotonic() >= end:
             observer.note("stopping what an earlier start left")
             await agents.stop()
             return None
