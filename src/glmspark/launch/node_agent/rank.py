@@ -15,7 +15,7 @@ from typing import Any
 
 from .files import Home, Trouble, say
 from .life import container_status
-from .proc import Stat, below, everyone, living, maps_of, segments, send, wait_gone
+from .proc import SHM, Stat, below, everyone, living, maps_of, segments, send, wait_gone
 from .spec import Spec
 from .sweep import LABEL, docker
 
@@ -23,7 +23,8 @@ _RUN = 180.0  # seconds `docker run` may take
 
 
 class Rank:
-    """The rank on this node. pid: its main process as this node sees it; output: where its text comes from.
+    """The rank on this node. main: its main process as this node sees it; output: where its text comes from.
+    shares_memory: whether its /dev/shm is the node's.
 
     `start` and `stop` wait for programs and run in a thread; the others return at once.
     """
@@ -33,6 +34,7 @@ class Rank:
         self.main: Stat | None = None
         self.container: str | None = None
         self.image: str | None = None
+        self.shares_memory = True
         self.process: subprocess.Popen[bytes] | None = None
         self.output: int | None = None
         self._logs: subprocess.Popen[bytes] | None = None
@@ -49,6 +51,10 @@ class Rank:
             self.container = docker(command, *argv[len(command) :], timeout=_RUN).strip()[-64:]
             shown = self.inspect()
             self.image = str(shown["Image"])
+            host = shown["HostConfig"]
+            self.shares_memory = host["IpcMode"] == "host" and SHM.rstrip("/") not in (
+                host.get("Tmpfs") or {}
+            )
             self.main = living(int(shown["State"]["Pid"] or 0))
             self.follow_logs()
         except (Trouble, ValueError, KeyError) as error:
@@ -131,6 +137,8 @@ class Rank:
 
     def shared_memory(self, family: Iterable[Stat]) -> set[str]:
         """Files under /dev/shm its processes have mapped; of a container, asked from inside."""
+        if not self.shares_memory:
+            return set()
         if self.container is None:
             return segments(maps_of(one.pid for one in family))
         ask = ("exec", self.container, "sh", "-c", "grep -hs ' /dev/shm/' /proc/[0-9]*/maps; true")
