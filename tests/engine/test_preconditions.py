@@ -36,6 +36,11 @@ def below_a_ray_node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLMSPARK_RAY_NODE", "1")
 
 
+@pytest.fixture
+def over_rdma(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_IB_HCA", "rocep1s0f0")
+
+
 def altered(module: str, pattern: str, replacement: str) -> Code:
     """The installed vLLM with `pattern` replaced in one module; fails if that changes nothing."""
     source = installed_code().source(module)
@@ -44,7 +49,7 @@ def altered(module: str, pattern: str, replacement: str) -> Code:
     return Code(installed_code().root, overlay={module: text})
 
 
-@pytest.mark.usefixtures("prepared_to_fork", "below_a_ray_node")
+@pytest.mark.usefixtures("prepared_to_fork", "below_a_ray_node", "over_rdma")
 @pytest.mark.parametrize("patch", registry.PATCHES, ids=lambda patch: patch.name)
 def test_every_patch_fits_the_installed_vllm(patch: registry.Patch) -> None:
     target = CPU if patch.needed(CPU) is None else GB10_DENSE
@@ -217,7 +222,7 @@ def test_nothing_is_applied_when_one_is_refused(monkeypatch: pytest.MonkeyPatch)
 
 def test_an_optional_patch_must_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(OPTIONAL_VARIABLE, "dense")
-    with pytest.raises(PatchRefusedError, match="names dense; the patches are cpu-fork"):
+    with pytest.raises(PatchRefusedError, match="names dense; the patches are cpu-dcp, cpu-fork"):
         registry.apply(CPU, installed_code(), patches=registry.PATCHES)
 
 

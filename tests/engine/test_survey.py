@@ -34,4 +34,8 @@ def test_the_patches_on_the_vllm_at_hand() -> None:
         "cpu-ray": "not needed here",
         "ray-nodes": "not needed here",
         "fabric-addresses": "applied",
+        "pipeline-speculation": "applied",
+        "pipeline-aux-states": "applied",
+        "cpu-dcp": "applied",
+        "dcp-query": "not needed here",
     }

@@ -23,7 +23,6 @@ class LocalCPUWorker(CPUWorker):
       the library already, so it is bound here, before the first parallel region.
     - `intermediate_tensors`: the buffer a later stage receives hidden states into. Upstream allocates it in
       the profiling run, which the CPU skips when nothing is compiled.
-    - `drafter`: set by upstream on the last stage only, read on every stage when a drafter is configured.
     """
 
     def __init__(self, vllm_config: Any, local_rank: int, *args: Any, **kwargs: Any) -> None:
@@ -41,8 +40,6 @@ class LocalCPUWorker(CPUWorker):
                 dtype=runner.model_config.dtype,
                 device=runner.device,
             )
-        if not hasattr(runner, "drafter"):
-            runner.drafter = None
 
 
 def cpu_lists(vllm_config: Any) -> list[list[int]]:

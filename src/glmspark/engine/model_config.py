@@ -20,27 +20,40 @@ MODULE = "vllm.model_executor.models.config"
 Rule = Callable[[Any], None]
 
 _rules: list[Rule] = []
+_rules_before: list[Rule] = []
 
 
 def on_glm_config(rule: Rule) -> None:
     """Have `rule(vllm_config)` called for every `VllmConfig` of a GLM, in the order of registration."""
+    _hook()
+    _rules.append(rule)
+
+
+def before_glm_config(rule: Rule) -> None:
+    """The same before upstream's defaults: for settings that upstream leaves alone where they are set."""
+    _hook()
+    _rules_before.append(rule)
+
+
+def _hook() -> None:
     from vllm.model_executor.models.config import MODELS_CONFIG_MAP
 
     upstream = MODELS_CONFIG_MAP[ARCHITECTURE]
-    if not _rules:
+    if not (_rules or _rules_before):
 
         class GlmConfig(upstream):  # type: ignore[valid-type, misc]
             """Upstream's configuration of the architecture, then glmspark's rules."""
 
             @staticmethod
             def verify_and_update_config(vllm_config: Any) -> None:
-                """Upstream's defaults first: a rule sees the configuration as vLLM would run it."""
+                """Most rules come after upstream's defaults: they see the configuration as it would run."""
+                for registered in _rules_before:
+                    registered(vllm_config)
                 upstream.verify_and_update_config(vllm_config)
                 for registered in _rules:
                     registered(vllm_config)
 
         MODELS_CONFIG_MAP[ARCHITECTURE] = GlmConfig
-    _rules.append(rule)
 
 
 def missing_hook(code: Code) -> str | None:

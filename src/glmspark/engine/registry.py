@@ -18,14 +18,18 @@ from glmspark.engine.patch import (
     Target,
 )
 from glmspark.engine.patches import (
+    cpu_dcp,
     cpu_fork,
     cpu_pipeline,
     cpu_ray,
     cpu_rotary,
+    dcp_query,
     dense_attention,
     fabric_addresses,
     mla_decode,
     nvfp4_experts,
+    pipeline_aux_states,
+    pipeline_speculation,
     pruned_experts,
     rank_loading,
     ray_nodes,
@@ -47,6 +51,10 @@ PATCHES: tuple[Patch, ...] = (
     cpu_ray.PATCH,
     ray_nodes.PATCH,
     fabric_addresses.PATCH,
+    pipeline_speculation.PATCH,
+    pipeline_aux_states.PATCH,
+    cpu_dcp.PATCH,
+    dcp_query.PATCH,
 )
 
 

@@ -74,8 +74,7 @@ PATCH = Patch(
     title="Pipeline parallelism on the CPU",
     upstream=(
         "a stage's receive buffer is allocated in the profiling run; the CPU model runner skips that run "
-        "when nothing is compiled, and the first request fails with an assertion. The attribute `drafter` "
-        "exists on the last stage only."
+        "when nothing is compiled, and the first request fails with an assertion."
     ),
     reason="the PP recipes must run on one machine without a GPU, for people who try them and for the tests",
     link="https://github.com/vllm-project/vllm/blob/v0.32.0/vllm/v1/worker/cpu_model_runner.py",

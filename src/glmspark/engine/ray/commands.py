@@ -104,6 +104,7 @@ def node_environment(
     environment = {**_SETTINGS, **environ, **_FIXED}
     environment.setdefault("VLLM_HOST_IP", node.ip)
     environment.setdefault("GLOO_SOCKET_IFNAME", interface)
+    environment.setdefault("NCCL_SOCKET_IFNAME", interface)
     # A variable from the caller's shell must not lead to another cluster.
     for name in ("RAY_ADDRESS", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
         environment.pop(name, None)

@@ -81,7 +81,7 @@ def test_the_environment() -> None:
     made = node_environment(given, HEAD, "lo", None)
     assert made["RAY_health_check_period_ms"] == "3000"  # the recipe's
     assert made["RAY_memory_monitor_refresh_ms"] == "0"
-    assert made["GLOO_SOCKET_IFNAME"] == "lo"
+    assert made["GLOO_SOCKET_IFNAME"] == made["NCCL_SOCKET_IFNAME"] == "lo"
     assert made["RAY_AUTH_MODE"] == "disabled"
     assert not {"RAY_ADDRESS", "RAY_AUTH_TOKEN"} & made.keys()
     with_secret = node_environment(given, HEAD, "lo", "/run/secret")

@@ -1,0 +1,99 @@
+"""Hidden states of chosen layers, carried from stage to stage, so that a drafter on the last stage sees all.
+
+A drafter such as EAGLE-3, DFlash or DSpark reads the target's hidden states after several layers (auxiliary
+states). vLLM's protocol for pipeline stages is `EagleModelMixin`'s: each stage packs the states of its own
+layers into its `IntermediateTensors`, the last one collects them. Layer number L stands for the state after
+L layers, which belongs to the stage that computed layer L - 1. vLLM's GLM classes collect states on their own
+stage only; the class here makes any of them speak the protocol. patches/pipeline_aux_states.py says why.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vllm.distributed import get_pp_group, tensor_model_parallel_all_gather
+from vllm.model_executor.models.interfaces import EagleModelMixin
+from vllm.sequence import IntermediateTensors
+
+
+def staged(model_class: type[Any]) -> type[Any]:
+    """`model_class`, a decoder of vLLM's DeepSeek family, with its auxiliary states carried over stages."""
+    return type(f"Staged{model_class.__name__}", (CarriesAuxStates, model_class), {})
+
+
+class CarriesAuxStates(EagleModelMixin):
+    """To stand before a decoder class: what it computes stays, its auxiliary states are carried along."""
+
+    supports_aux_hidden_states_over_pp = True
+    _layers_wanted: tuple[int, ...] = ()
+
+    @property
+    def aux_hidden_state_layers(self) -> tuple[int, ...]:  # type: ignore[override]
+        """Layers whose states are wanted, all stages' together. The owner of the decoder sets it."""
+        return self._layers_wanted
+
+    @aux_hidden_state_layers.setter
+    def aux_hidden_state_layers(self, layers: tuple[int, ...]) -> None:
+        self._layers_wanted = tuple(sorted(set(layers)))
+        for hook in self.__dict__.pop("_hooks", []):
+            hook.remove()
+        if not self._layers_wanted:
+            return
+        self._aux_slot_base_cached = self._aux_upstream_total_cached = 0
+        self._cache_aux_pp_layout()
+        self._captured: list[torch.Tensor] = []
+        if not get_pp_group().is_last_rank:
+            # Upstream throws these away; on the last stage it returns them.
+            self._hooks = [
+                self.layers[layer].register_forward_pre_hook(self._capture) for layer in self._own_layers()
+            ]
+
+    def _own_layers(self) -> list[int]:
+        """Wanted layers before which this stage captures; the state at its start is the previous one's."""
+        first = self.start_layer if get_pp_group().is_first_rank else self.start_layer + 1
+        return [layer for layer in self._layers_wanted if first <= layer < self.end_layer]
+
+    def _capture(self, _layer: Any, arguments: tuple[Any, ...]) -> None:
+        positions, hidden_states, residual = arguments[:3]
+        self._captured.append(_whole(hidden_states, residual, positions))
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None,
+        positions: torch.Tensor,
+        intermediate_tensors: IntermediateTensors | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+    ) -> Any:
+        """As upstream; with the states of earlier stages before this one's, in the order of the layers."""
+        if not self._layers_wanted:
+            return super().forward(input_ids, positions, intermediate_tensors, inputs_embeds)
+        pp = get_pp_group()
+        self._captured.clear()
+        output = super().forward(input_ids, positions, intermediate_tensors, inputs_embeds)
+        if pp.is_last_rank:
+            hidden_states, own = output if isinstance(output, tuple) else (output, [])
+            if not pp.is_first_rank and self.start_layer in self._layers_wanted:
+                own = own[1:]  # the previous stage has sent it
+            states = [*self.collect_remote_aux_hidden_states(intermediate_tensors), *own]
+            return (hidden_states, states) if states else hidden_states
+        own = list(self._captured)
+        if self.end_layer in self._layers_wanted:
+            own.append(_whole(output["hidden_states"], output["residual"], positions))
+        output.tensors.update(self.pack_local_aux_hidden_states(own))
+        if intermediate_tensors is not None and not pp.is_first_rank:
+            # The V2 runner hands on what came from before; the V1 runner does not.
+            for number in range(self._aux_slot_base_cached):
+                name = f"{self.AUX_HIDDEN_STATE_KEY}{number}"
+                output.tensors.setdefault(name, intermediate_tensors[name])
+        return output
+
+
+def _whole(
+    hidden_states: torch.Tensor, residual: torch.Tensor | None, positions: torch.Tensor
+) -> torch.Tensor:
+    """A layer's input as the next stage would see it, of all tokens where each rank holds a part of them."""
+    state = hidden_states if residual is None else hidden_states + residual
+    if state.shape[0] != positions.shape[0]:
+        state = tensor_model_parallel_all_gather(state, 0)[: positions.shape[0]]
+    return state

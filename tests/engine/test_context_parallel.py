@@ -1,0 +1,57 @@
+"""Two ranks that share the KV cache by context (DCP2) agree with two that both keep all of it (TP2)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.engine.ranks import Layout, Ranks
+from tests.engine.reference import Reference
+from tests.engine.test_parity import REGRET_BOUND, ask, described
+from tests.engine.test_speculation_stages import NGRAM, counted
+from tools.glm_tiny.prompts import FIXED_PROMPTS, FREE_PROMPTS
+
+# Besides the two ways to combine: tokens dealt out in runs, and drafts verified against shared context.
+FLAGS = {
+    "ag_rs": {"cp-kv-cache-interleave-size": "4"},
+    "a2a": {"speculative-config": json.dumps(NGRAM)},
+}
+
+
+@pytest.fixture(scope="module", params=FLAGS)
+def shared_context(
+    request: pytest.FixtureRequest, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Ranks]:
+    """TP2 with DCP2, by either way to combine the ranks' results."""
+    backend: str = request.param
+    flags = {"decode-context-parallel-size": "2", "dcp-comm-backend": backend, **FLAGS[backend]}
+    with Ranks(checkpoint, Layout(2, 1), tmp_path_factory.mktemp(backend), flags=flags) as running:
+        yield running
+
+
+@pytest.mark.timeout(600)
+def test_with_shared_context_answers_are_the_same(shared_context: Ranks, reference: Reference) -> None:
+    """Tokens on the prompts with one right answer, regret at ties on the others: TP2 is held to the same."""
+    fixed = ask(shared_context, reference, FIXED_PROMPTS)
+    wrong = [
+        described(reference, prompt, place)
+        for prompt, (ids, out) in zip(FIXED_PROMPTS, fixed, strict=True)
+        for place in reference.disagreements(ids, out)
+    ]
+    assert not wrong, "\n".join(wrong)
+    free = ask(shared_context, reference, FREE_PROMPTS)
+    found = [
+        (described(reference, prompt, place), place.regret)
+        for prompt, (ids, out) in zip(FREE_PROMPTS, free, strict=True)
+        for place in reference.disagreements(ids, out)
+    ]
+    print(f"\n{shared_context.flags['dcp-comm-backend']}: {len(found)} places where another token is best")
+    assert all(regret <= REGRET_BOUND for _, regret in found), "\n".join(line for line, _ in found)
+    assert "'decode_context_parallel_size': 2" in shared_context.log(0)
+    if "speculative-config" in shared_context.flags:
+        drafted, accepted = counted(shared_context)
+        print(f"{accepted} of {drafted} drafted tokens accepted")
+        assert accepted > 50

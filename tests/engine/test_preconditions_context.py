@@ -1,0 +1,55 @@
+"""The patches for context parallelism, shown an altered vLLM."""
+
+from __future__ import annotations
+
+import pytest
+
+from glmspark.engine import registry
+from glmspark.engine.patch import State, Target
+from glmspark.engine.patches import cpu_dcp, dcp_query
+from tests.engine.test_preconditions import CONFIG, CPU, REFUSED, SUPERSEDED, altered
+
+BACKEND = "vllm.v1.attention.backends.mla.cpu_mla"
+DCP = "vllm.v1.attention.ops.dcp"
+KERNELS = "vllm.utils.cpu_triton_utils"
+TABLE = "vllm.v1.worker.block_table"
+PARALLEL = "vllm.config.parallel"
+
+
+@pytest.mark.parametrize(
+    ("module", "pattern", "replacement", "state", "seen"),
+    [
+        (BACKEND, "_decode: bool = False", "_decode: bool = True", SUPERSEDED, "returns the LSE"),
+        (KERNELS, "assert TOTAL_CP_WORLD_SIZE == 1", "assert True", REFUSED, "does not refuse"),
+        (DCP, r"def correct_attn_out\(\n", "def correct_attn_out(\n    x,\n", REFUSED, "takes (x, out"),
+        (DCP, r"def _dcp_a2a_pack_send\(\n", "def _dcp_a2a_pack_send(\n    x,\n", REFUSED, "takes (x, cp_"),
+        (DCP, r"def _lse_weighted_combine\(", "def _other(", REFUSED, "has no _lse_weighted"),
+        (DCP, r"(?m)^    _dcp_a2a_pack_send\(", "    send(", REFUSED, "does not combine"),
+        (TABLE, r"        query_start_loc_ptr,  #", "        loc_ptr,  #", REFUSED, "takes other arguments"),
+        ("vllm._custom_ops", "def cp_gather_cache", "def gather_cp", REFUSED, "has no cp_gather_cache"),
+    ],
+)
+def test_cpu_dcp_on_an_altered_vllm(module, pattern, replacement, state, seen) -> None:
+    outcome = registry.judge(cpu_dcp.PATCH, CPU, altered(module, pattern, replacement))
+    assert outcome.state is state, outcome.why
+    assert seen in outcome.why
+
+
+@pytest.mark.parametrize(
+    ("module", "pattern", "replacement", "state", "seen"),
+    [
+        (CONFIG, "q_replicate=True", "q_replicate=False", SUPERSEDED, "does not replicate"),
+        (PARALLEL, r"q_replicate: bool = False,", "replicate: bool = False,", REFUSED, "takes (self"),
+        (PARALLEL, r"if self\.dcp_q_replicate is None", "if True", REFUSED, "does not leave"),
+    ],
+)
+def test_dcp_query_on_an_altered_vllm(
+    module, pattern, replacement, state, seen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NCCL_IB_HCA", "rocep1s0f0")
+    spark = Target("0.33.0", "cuda", (12, 1))
+    code = altered(module, pattern, replacement)
+    outcome = registry.judge(dcp_query.PATCH, spark, code)
+    assert outcome.state is state, outcome.why
+    assert seen in outcome.why
+    assert registry.judge(dcp_query.PATCH, CPU, code).state is State.NOT_NEEDED
