@@ -28,5 +28,5 @@ def test_no_section_outlives_its_patch() -> None:
 
 
 def test_names_are_fit_for_a_list_of_names() -> None:
-    assert all(re.fullmatch(r"[a-z]+(-[a-z]+)*", patch.name) for patch in PATCHES)
+    assert all(re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", patch.name) for patch in PATCHES)
     assert len({patch.name for patch in PATCHES}) == len(PATCHES)
