@@ -87,14 +87,17 @@ def container_argv(
 ) -> list[str]:
     """`docker run` for one rank; its environment comes from a file that the node's agent writes.
 
-    image: its id, so that what runs is what was looked at. The container shares the node's network and shared
-    memory and has the rights of the SSH user. Devices instead of --privileged; no --rm and no restart: the
-    deployment ends and begins as a whole.
+    image: its id, so that what runs is what was looked at. The container shares the node's network and has
+    the rights of the SSH user. Its /dev/shm is its own, as large as half of the memory, and goes with it:
+    nothing of it can stay on the node, whatever is killed, and the one rank of a node shares none with
+    others. Devices instead of --privileged; no --rm and no restart: the deployment ends and begins as a
+    whole.
     """
     argv = ["docker", "run", "--detach", "--init", "--pull", "never"]
     argv += ["--name", container_name(deployment, rank)]
     argv += ["--label", f"glmspark.deployment={deployment}", "--label", f"glmspark.id={deployment_id}"]
     argv += ["--network", "host", "--ipc", "host", "--uts", "host", "--restart", "no"]
+    argv += ["--tmpfs", "/dev/shm:rw,nosuid,nodev,exec,mode=1777"]  # noqa: S108 - the container's own
     argv += ["--log-driver", "json-file", "--log-opt", "max-size=50m"]
     argv += ["--user", f"{seat.uid}:{seat.gid}"]
     if seat.gpu:

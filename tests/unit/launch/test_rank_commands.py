@@ -124,6 +124,7 @@ def test_a_container_without_a_gpu(tmp_path: Path) -> None:
         *("docker", "run", "--detach", "--init", "--pull", "never", "--name", "glmspark-toy-r1"),
         *("--label", "glmspark.deployment=toy", "--label", "glmspark.id=0123"),
         *("--network", "host", "--ipc", "host", "--uts", "host", "--restart", "no"),
+        *("--tmpfs", "/dev/shm:rw,nosuid,nodev,exec,mode=1777"),
         *("--log-driver", "json-file", "--log-opt", "max-size=50m", "--user", "1001:1002"),
         *("--mount", "type=bind,src=/opt/e,dst=/opt/e,readonly"),
         *("--mount", "type=bind,src=/models/toy,dst=/models/toy,readonly"),
