@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 from glmspark.config.cluster import Cluster, Node
@@ -12,7 +13,7 @@ from glmspark.models.architecture import Architecture
 from glmspark.models.checkpoint import Checkpoint
 from glmspark.plan.checks import check_context, check_drafter, check_endpoint
 from glmspark.plan.errors import PlanError
-from glmspark.plan.fabric import fabric_places, free_port
+from glmspark.plan.fabric import all_adjacent, fabric_places, free_port
 from glmspark.plan.facts import NodeFacts
 from glmspark.plan.flags import engine_env, engine_flags
 from glmspark.plan.known_bad import check_known_bad
@@ -89,7 +90,9 @@ def plan_cluster(  # noqa: PLR0913 - all that decides a plan
         _check_stages(architecture, where)
     dcp = recipe.layout.dcp if tp % recipe.layout.dcp == 0 else 1
     platform = known[0].machine.platform
-    check_known_bad(Setting(recipe, checkpoint, platform, tp=tp, pp=pp, dcp=dcp, nodes=len(nodes)))
+    _check_needs(recipe, nodes, platform)
+    setting = Setting(recipe, checkpoint, platform, tp=tp, pp=pp, dcp=dcp, nodes=len(nodes))
+    check_known_bad(replace(setting, all_pairs=all_adjacent(nodes)))
     fabric = fabric_places(nodes, facts)
     blocks = kv_blocks(recipe, checkpoint, where, known[0].machine, dcp=dcp)
     boards = [one.board for one in known]
@@ -138,6 +141,27 @@ def _check_platform(nodes: Sequence[Node], facts: Mapping[str, NodeFacts]) -> No
             host=without,
             step="plan the nodes",
             next="`glmspark doctor --cluster` says what is wrong with the driver there",
+        )
+
+
+def _check_needs(recipe: Recipe, nodes: Sequence[Node], platform: str) -> None:
+    """The recipe's own words about what must be there."""
+    needs, names = recipe.needs, ", ".join(node.name for node in nodes)
+    if needs.platform == "cuda" and platform != "cuda":
+        toy = f"`glmspark up {recipe.name} --toy` runs its layout on CPUs; else " if recipe.toy else ""
+        raise PlanError(
+            f"{recipe.name} is for nodes with a GPU, and none answers",
+            host=names,
+            step="plan the nodes",
+            next=f"{toy}`glmspark doctor --cluster` says what is wrong with the driver",
+        )
+    without = [node.name for node in nodes if not any(link.hca for link in node.fabric)]
+    if needs.link == "rdma" and len(nodes) > 1 and without:
+        raise PlanError(
+            f"{recipe.name} needs RDMA, and cluster.yaml names no hca of {', '.join(without)}",
+            host=", ".join(without),
+            step="plan the fabric",
+            next="`glmspark init` finds RDMA devices; `glmspark doctor --cluster` says what keeps them off",
         )
 
 

@@ -11,7 +11,7 @@ from glmspark.nodes.facts.network import Route
 from glmspark.plan.errors import PlanError
 from glmspark.plan.facts import NodeFacts
 
-__all__ = ["Place", "fabric_places", "free_port"]
+__all__ = ["Place", "all_adjacent", "fabric_places", "free_port"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,12 @@ def fabric_places(nodes: Sequence[Node], facts: Mapping[str, NodeFacts]) -> dict
         return {nodes[0].name: Place("127.0.0.1", "lo")}
     links = _in_common(nodes) or {node.name: _reached(node, nodes, facts) for node in nodes}
     return {node.name: _place(node, links[node.name], facts[node.name]) for node in nodes}
+
+
+def all_adjacent(nodes: Sequence[Node]) -> bool:
+    """Whether every two nodes are in one network: a ring of four or more cables has nodes that are not."""
+    networks = [{link.address.network for link in node.fabric} for node in nodes]
+    return all(one & other for i, one in enumerate(networks) for other in networks[:i])
 
 
 def _in_common(nodes: Sequence[Node]) -> dict[str, Link] | None:

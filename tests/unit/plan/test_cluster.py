@@ -17,7 +17,7 @@ from glmspark.nodes.facts.ports import Listener
 from glmspark.nodes.facts.rdma import Gid, RdmaPort
 from glmspark.plan import MachineFacts, Plan, PlanError
 from glmspark.plan.cluster import choose_nodes, plan_cluster
-from glmspark.plan.fabric import fabric_places, free_port
+from glmspark.plan.fabric import all_adjacent, fabric_places, free_port
 from glmspark.plan.facts import NodeFacts
 from glmspark.plan.ranks import RESERVE_BYTES
 from tests.unit.plan.plans import GIB, checkpoint, recipe
@@ -147,6 +147,21 @@ def test_a_node_whose_gpu_does_not_answer_is_named(tmp_path: Path) -> None:
     gpu = dataclasses.replace(known["spark1"].machine, platform="cuda")
     known["spark1"] = dataclasses.replace(known["spark1"], machine=gpu)
     assert refused(tmp_path, one, known, 2, 1).host == "spark2"
+
+
+def test_what_the_recipe_says_it_needs(tmp_path: Path) -> None:
+    one = cluster(2)
+    toy, nodes = checkpoint(tmp_path), choose_nodes(cluster(2), 2)
+    with pytest.raises(PlanError, match="for nodes with a GPU"):
+        plan_cluster(recipe(needs={"platform": "cuda"}), toy, nodes, facts(one), tp=2, pp=1)
+    with pytest.raises(PlanError, match="names no hca of spark1, spark2"):
+        plan_cluster(recipe(needs={"link": "rdma"}), toy, nodes, facts(one), tp=2, pp=1)
+
+
+def test_a_ring_of_four_has_nodes_that_are_not_neighbours() -> None:
+    assert all_adjacent(cluster(3).nodes)
+    assert all_adjacent(cluster(3, ring=True).nodes)
+    assert not all_adjacent(cluster(4, ring=True).nodes)
 
 
 def test_a_ring_uses_addresses_that_all_others_have_a_route_to() -> None:
