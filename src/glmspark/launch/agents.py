@@ -8,89 +8,24 @@ and what to do.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import functools
 import hashlib
-import io
 import json
-import zipfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import asyncssh
-
 from glmspark.errors import GlmsparkError
-from glmspark.launch import node_agent
+from glmspark.launch.agent_archive import SHIP, WHERE, archive
+from glmspark.launch.agent_follow import Event, Follower, error_of, parsed
 from glmspark.nodes.fleet import Fleet
 from glmspark.nodes.node import Node, failed
-from glmspark.nodes.ssh import SshNode
 from glmspark.nodes.transport import NodeError
+
+__all__ = ["Agents", "Event", "Logged", "Stopped"]
 
 PYTHON = "python3"
 """The interpreter on the nodes: the system's own, 3.10 or newer."""
-BEAT, SILENCE, AGAIN = 2.0, 6.0, 12.0
-"""Seconds between signs of life, without one until a connection counts as lost, for it to come back."""
 _START, _STOP, _ASK = 240.0, 45.0, 30.0  # seconds one command may take on a node
-_LONGEST_LINE = 1 << 22
-
-_MAIN = """\
-import sys
-if sys.version_info < (3, 10):
-    print('{"ok": false, "error": "Python 3.10 or newer is needed, this is %d.%d", "step": "run the agent", '
-          '"next": "install python3 of Ubuntu 22.04 or newer"}' % sys.version_info[:2])
-    sys.exit(1)
-from node_agent.__main__ import main
-sys.exit(main(sys.argv[1:]))
-"""
-
-_WHERE = """printf '%s\\n' "${GLMSPARK_STATE_DIR:-$HOME/.local/state/glmspark}/ranks" """
-
-_SHIP = """\
-set -eu
-umask 077
-base=${GLMSPARK_STATE_DIR:-$HOME/.local/state/glmspark}/ranks
-agent=$base/agent-$1.pyz
-if [ -e "$agent" ]; then
-  cat > /dev/null
-else
-  mkdir -p -- "$base"
-  temporary=$(mktemp -- "$base/.agent.XXXXXXXX")
-  trap 'rm -f -- "$temporary"' EXIT
-  cat > "$temporary"
-  arrived=$(sha256sum < "$temporary")
-  [ "${arrived%% *}" = "$1" ] || { echo 'the agent did not arrive whole' >&2; exit 1; }
-  find "$base" -maxdepth 1 -name 'agent-*.pyz' -mtime +7 -delete
-  mv -f -- "$temporary" "$agent"
-  trap - EXIT
-fi
-printf '%s\\n' "$agent"
-"""
-
-
-@functools.cache
-def archive() -> bytes:
-    """The agent as one zip archive that Python runs; the same bytes for the same source."""
-    packed = io.BytesIO()
-    sources = sorted(Path(node_agent.__file__).parent.glob("*.py"))
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as file:
-        for name, data in [("__main__.py", _MAIN.encode())] + [
-            (f"node_agent/{source.name}", source.read_bytes()) for source in sources
-        ]:
-            file.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
-    return packed.getvalue()
-
-
-@dataclass(frozen=True)
-class Event:
-    """What a node said. kind: 'state' (data: its state.json), 'log' (data: rank, line), 'lost' (data: what)
-    when its connection broke, 'back' when it came again."""
-
-    node: str
-    rank: int | None
-    kind: str
-    data: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -140,7 +75,7 @@ class Agents:
         """The deployment's directory on every node, there or not. Raises NodeError."""
 
         async def ask(node: Node) -> str:
-            done = await node.must(["sh", "-c", _WHERE], "find the home directory")
+            done = await node.must(["sh", "-c", WHERE], "find the home directory")
             return f"{done.stdout.strip()}/{self._name}"
 
         return _all(await self.fleet.each(ask))
@@ -166,6 +101,9 @@ class Agents:
         )
 
     async def _begin(self, names: Sequence[str], work: Any) -> None:
+        for name in names:
+            if name not in self.fleet.nodes:
+                raise self.fleet.lost.get(name) or NodeError(f"{name} is none of the nodes", host=name)
         try:
             _all(await self.fleet.each(work, names=names))
         except BaseException:
@@ -191,7 +129,7 @@ class Agents:
         async def one(node: Node) -> Stopped:
             said = await self._call(node, words, timeout=_STOP, any_answer=True)
             if "ending" not in said:
-                raise _error(node, said, words)
+                raise error_of(node, said, words)
             swept, state = said["swept"], said["state"]
             error = None
             if not said["ok"]:
@@ -239,9 +177,9 @@ class Agents:
             words = ["follow", self._name, "--once", f"--lines={lines}"]
             done = await node.run(await self._argv(node, words), timeout=_ASK)
             rank, at, found = 0, "", []
-            for said in (_parsed(text) for text in done.stdout.splitlines()):
+            for said in (parsed(text) for text in done.stdout.splitlines()):
                 if said.get("ok") is False:
-                    raise _error(node, said, words)
+                    raise error_of(node, said, words)
                 if said.get("t") == "state":
                     rank = int((said["state"] or {}).get("rank", 0))
                 elif said.get("t") == "log":
@@ -274,7 +212,7 @@ class Agents:
         for name in chosen:
             begin = [f"--at={at[name]}"] if at and name in at else [f"--lines={lines}"]
             words = ["follow", self._name, *begin, *(["--leash"] if leash else [])]
-            tasks.append(asyncio.create_task(_Follower(self, name, words, queue).run()))
+            tasks.append(asyncio.create_task(Follower(self.fleet, name, words, self._argv, queue).run()))
         try:
             left = len(tasks)
             while left:
@@ -297,7 +235,7 @@ class Agents:
         """The command that runs the agent's subcommand there; ships the agent where it is not yet."""
         if node.host not in self._shipped:
             digest = hashlib.sha256(archive()).hexdigest()
-            done = await node.must(["sh", "-c", _SHIP, "ship", digest], "ship the agent", input=archive())
+            done = await node.must(["sh", "-c", SHIP, "ship", digest], "ship the agent", input=archive())
             self._shipped[node.host] = done.stdout.strip().splitlines()[-1]
         return [self._python, "-I", self._shipped[node.host], *words]
 
@@ -312,124 +250,12 @@ class Agents:
     ) -> Any:
         """What a subcommand answers. Raises NodeError where it says that it failed, unless any_answer."""
         done = await node.run(await self._argv(node, words), timeout=timeout, input=input)
-        said = _parsed(done.stdout.strip().splitlines()[-1] if done.stdout.strip() else "")
+        said = parsed(done.stdout.strip().splitlines()[-1] if done.stdout.strip() else "")
         if said == {}:
             raise failed(node.host, f"{words[0]} {self.name or ''}".strip(), done)
         if isinstance(said, dict) and said.get("ok") is False and not any_answer:
-            raise _error(node, said, words)
+            raise error_of(node, said, words)
         return said
-
-
-class _Follower:
-    """One node followed: its connection opened again when it breaks."""
-
-    def __init__(
-        self, agents: Agents, name: str, words: Sequence[str], queue: asyncio.Queue[Event | None]
-    ) -> None:
-        self._agents, self._name, self._words, self._queue = agents, name, list(words), queue
-        self._rank: int | None = None
-        self._lost: float | None = None
-
-    async def run(self) -> NodeError | None:
-        """Follow to the end; the error of a node that stays lost."""
-        try:
-            return await self._run()
-        finally:
-            with contextlib.suppress(asyncio.QueueFull):
-                await self._queue.put(None)
-
-    async def _run(self) -> NodeError | None:
-        clock = asyncio.get_running_loop().time
-        while True:
-            try:
-                if self._lost is not None:
-                    await self._agents.fleet.again(self._name)
-                if await self._once():
-                    return None
-                raise NodeError("the connection was lost", host=self._name, step="follow the rank")
-            except _RefusedError as refused:
-                return refused.error
-            except NodeError as error:
-                now = clock()
-                if self._lost is None:
-                    self._lost = now
-                    await self._say("lost", {"what": error.message})
-                if now - self._lost > AGAIN:
-                    return error
-                await asyncio.sleep(1.0)
-
-    async def _say(self, kind: str, data: Mapping[str, Any]) -> None:
-        await self._queue.put(Event(self._name, self._rank, kind, data))
-
-    async def _once(self) -> bool:
-        """Follow over one connection. True when the rank's end was told, False when it broke before."""
-        node = self._agents.fleet.nodes[self._name]
-        if not isinstance(node, SshNode):
-            raise _RefusedError(NodeError("only nodes behind SSH can be followed", host=node.host))
-        argv = await self._agents._argv(node, self._words)
-        process = await node.open(argv)
-        beats = asyncio.create_task(_beat(process))
-        try:
-            while True:
-                line = await asyncio.wait_for(process.stdout.readline(), SILENCE)
-                if not line.endswith(b"\n"):
-                    return False
-                if await self._heard(node, _parsed(line.decode("utf-8", "replace"))):
-                    return True
-        except (TimeoutError, asyncssh.Error, OSError):
-            return False
-        finally:
-            beats.cancel()
-            process.close()
-
-    async def _heard(self, node: Node, said: Any) -> bool:
-        if said.get("ok") is False:
-            raise _RefusedError(_error(node, said, self._words))
-        if self._lost is not None:
-            self._lost = None
-            await self._say("back", {})
-        what = said.get("t")
-        if what == "state" and said["state"] is not None:
-            self._rank = said["state"]["rank"]
-            await self._say("state", said["state"])
-        elif what == "log":
-            for line in said["lines"]:
-                await self._say("log", {"rank": self._rank, "line": line})
-            self._words = [f"--at={said['at']}" if word.startswith(("--at=", "--lines=")) else word
-                           for word in self._words]  # fmt: skip
-        return bool(what == "end")
-
-
-class _RefusedError(Exception):
-    """The node answered that it will not: there is no use in asking again."""
-
-    def __init__(self, error: NodeError) -> None:
-        super().__init__(error.message)
-        self.error = error
-
-
-async def _beat(process: asyncssh.SSHClientProcess[bytes]) -> None:
-    with contextlib.suppress(OSError, asyncssh.Error):
-        while True:
-            process.stdin.write(b".")
-            await asyncio.sleep(BEAT)
-
-
-def _parsed(line: str) -> Any:
-    try:
-        return json.loads(line)
-    except ValueError:
-        return {}
-
-
-def _error(node: Node, said: Mapping[str, Any], words: Sequence[str]) -> NodeError:
-    return NodeError(
-        str(said.get("error")),
-        host=node.host,
-        step=said.get("step") or " ".join(words[:2]),
-        seen=said.get("seen"),
-        next=said.get("next"),
-    )
 
 
 def _all(found: Mapping[str, Any]) -> dict[str, Any]:

@@ -173,7 +173,9 @@ class Agent:
                 self._turn("ready", proven=True)
             elif do == "follow":
                 self._followers.add(writer)
-            await say_line(writer, {"t": "state", "state": self._live() if do == "status" else self.state})
+            # In a thread: the kernel takes its time to count the pages of a process with 100 GB.
+            state = await asyncio.to_thread(self._live) if do == "status" else self.state
+            await say_line(writer, {"t": "state", "state": state})
             if do == "follow":
                 await self._hold(reader, leash=bool(request.get("leash")))
         except (OSError, ValueError) as error:

@@ -122,8 +122,10 @@ def clean(name: str | None, *, dry: bool) -> int:
     """Remove what deployments of this user left on this node and nobody answers for."""
     total, kept, has_docker = Swept(), [], True
     paths = {base() / name} if name else {*_directories(), *(Path(one) for _, one in marked())}
+    ran = (Home(path).state() or {} for path in paths)
+    command = next((one["docker"] for one in ran if one.get("runtime") == "container"), ["docker"])
     try:
-        labelled = containers(["docker"])
+        labelled = containers(command)
         paths |= {Path(one) for _, one in labelled} if name is None else set()
     except Trouble as trouble:
         has_docker = False  # without an Engine no container runs; but there may be some that it would know

@@ -15,7 +15,7 @@ from typing import Any
 
 from .files import Home, Trouble, say
 from .life import container_status
-from .proc import SHM, Stat, below, everyone, living, maps_of, segments, send, wait_gone
+from .proc import HOME_MARK, SHM, Stat, below, everyone, living, maps_of, segments, send, wait_gone
 from .spec import Spec
 from .sweep import LABEL, docker
 
@@ -48,7 +48,9 @@ class Rank:
             return
         try:
             command = self.spec.docker
-            self.container = docker(command, *argv[len(command) :], timeout=_RUN).strip()[-64:]
+            mark = {HOME_MARK: str(self.home.path)}  # whoever cleans up must find it while it is under way
+            started = docker(command, *argv[len(command) :], timeout=_RUN, mark=mark)
+            self.container = started.strip()[-64:]
             shown = self.inspect()
             self.image = str(shown["Image"])
             host = shown["HostConfig"]

@@ -23,13 +23,23 @@ LABEL = "glmspark.home"
 _CALL = 60.0  # seconds a call of the Docker command may take
 
 
-def docker(command: list[str], *words: str, timeout: float = _CALL) -> str:
-    """What a call of the Docker command printed. Raises Trouble with its last words."""
+def docker(
+    command: list[str], *words: str, timeout: float = _CALL, mark: Mapping[str, str] | None = None
+) -> str:
+    """What a call of the Docker command printed. mark: added to its environment.
+
+    Raises Trouble with its last words.
+    """
     argv = [*command, *words]
     step = " ".join(argv)
     try:
         done = subprocess.run(
-            argv, capture_output=True, stdin=subprocess.DEVNULL, timeout=timeout, check=False
+            argv,
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            timeout=timeout,
+            check=False,
+            env={**os.environ, **(mark or {})},
         )
     except subprocess.TimeoutExpired:
         raise Trouble(

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from glmspark.launch.agents import archive
+from glmspark.launch.agent_archive import archive
 from glmspark.nodes import processes
 from tests.unit.launch.agent.specs import spec_data
 

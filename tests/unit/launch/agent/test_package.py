@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from glmspark.launch import agents, node_agent
+from glmspark.launch import agent_archive, node_agent
 
 SOURCES = sorted(Path(node_agent.__file__).parent.glob("*.py"))
 
@@ -31,10 +31,10 @@ def test_it_imports_the_standard_library_alone(path: Path) -> None:
 
 
 def test_the_archive_is_the_same_each_time_and_runs(tmp_path: Path) -> None:
-    data = agents.archive()
+    data = agent_archive.archive()
     assert {f"node_agent/{path.name}" for path in SOURCES} < set(zipfile.ZipFile(io.BytesIO(data)).namelist())
-    agents.archive.cache_clear()
-    assert hashlib.sha256(agents.archive()).digest() == hashlib.sha256(data).digest()
+    agent_archive.archive.cache_clear()
+    assert hashlib.sha256(agent_archive.archive()).digest() == hashlib.sha256(data).digest()
     (tmp_path / "agent.pyz").write_bytes(data)
     done = subprocess.run(
         [sys.executable, "-I", tmp_path / "agent.pyz", "dance"], capture_output=True, timeout=30, check=False
