@@ -325,6 +325,9 @@ class Agent:
         say(f"stopping: {reason['what'] if reason else 'asked to'}")
         self.peers.tell_end(reason)
         self._turn("stopping", reason=reason)
+        if self.rank.container is not None:  # a last time: what it has made since cannot be known later
+            files = await asyncio.to_thread(self.rank.shared_memory, ())
+            self.state["shared_memory"] = sorted({*self.state["shared_memory"], *files})
         grace = max(1.0, self.spec.stop - 3.0)
         if reason is not None:
             grace = 0.0 if self.spec.container else 1.0

@@ -145,7 +145,7 @@ class Rank:
             return segments(maps_of(one.pid for one in family))
         ask = ("exec", self.container, "sh", "-c", "grep -hs ' /dev/shm/' /proc/[0-9]*/maps; true")
         try:
-            return segments([docker(self.spec.docker, *ask, timeout=10.0)])
+            return segments([docker(self.spec.docker, *ask, timeout=3.0)])
         except Trouble:
             return set()
 
