@@ -27,6 +27,7 @@ ROOT = Path(__file__).parents[2]
 CHECKPOINT = ROOT / "src/glmspark/recipes/checkpoints/glm-tiny"
 LIMIT = 240  # seconds a case may take
 DENSE = {"GLMSPARK_DENSE_ATTENTION": "1"}
+SHARED = {"gpu_memory_utilization": 0.15}  # vLLM asks for that much to be free, and cases share a GPU
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,13 @@ def made(name: str, folder: Path) -> Path:
     """A variant of glm-tiny, made here; or glm-tiny itself."""
     if not name:
         return CHECKPOINT
-    from tools.glm_tiny.variants import make
-
+    # A process of its own: once CUDA is awake in this one, vLLM's engine cannot fork from it.
     target = folder / name
-    make(name, CHECKPOINT, target)
+    code = (
+        "import sys; from pathlib import Path; from tools.glm_tiny.variants import make; "
+        "make(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))"
+    )
+    subprocess.run([sys.executable, "-c", code, name, str(CHECKPOINT), str(target)], check=True)
     return target
 
 
@@ -81,7 +85,7 @@ def answers(case: Case, folder: Path) -> dict[str, Any]:
 
     from tools.glm_tiny.conversation import call_text
 
-    arguments = {"max_model_len": 2048, "dtype": "bfloat16", "max_num_seqs": 32, **case.arguments}
+    arguments = {"max_model_len": 2048, "dtype": "bfloat16", "max_num_seqs": 32, **SHARED, **case.arguments}
     engine = LLM(str(made(case.variant, folder)), kv_cache_memory_bytes=1 << 30, **arguments)
     tokenizer = engine.get_tokenizer()
     asked, ids = prompts(tokenizer)
@@ -112,7 +116,8 @@ def glm_slice(case: Case, folder: Path) -> dict[str, Any]:
     experts = 192 if not dummy else 256
     size = write(target, layers=2, experts=experts, bf16=dummy, weights=not dummy)
     start = time.time()
-    arguments = {"max_model_len": 4096, "max_num_seqs": 8, "skip_tokenizer_init": True, **case.arguments}
+    arguments = {"max_model_len": 4096, "max_num_seqs": 8, "skip_tokenizer_init": True, **SHARED}
+    arguments |= case.arguments
     engine = LLM(str(target), kv_cache_memory_bytes=1 << 30, **arguments)
     loaded = time.time() - start
     asked = [{"prompt_token_ids": [(7 * n + k) % 16000 + 2 for n in range(900)]} for k in range(4)]
