@@ -53,7 +53,7 @@ class LockstepExecutor(Executor):
         self.settings = Settings.read()
         hangup.end_with_parent(os._exit)
         self._begun = time.monotonic()
-        self._stepped = False
+        self._started = False
         self._board: Switchboard | None = None
         self._process: BaseProcess | None = None
         check_layout(self.parallel_config, self.settings)
@@ -118,13 +118,18 @@ class LockstepExecutor(Executor):
         """Have all ranks run `method` and return their answers, by rank. timeout: seconds; see Pending."""
         name = method if isinstance(method, str) else cloudpickle.dumps(method, pickle.HIGHEST_PROTOCOL)
         pending = self.board.call(
-            name, args, kwargs, limit=self._limit(), vital=not self._stepped, finish=_by_rank
+            name, args, kwargs, limit=self._limit(), vital=not self._started, finish=_by_rank
         )
         return pending if non_block else pending.result(timeout)
 
+    def compile_or_warm_up_model(self) -> None:
+        """The last call of a start. From then on an exception in a call that is no step is its caller's."""
+        super().compile_or_warm_up_model()
+        self._started = True
+
     def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:  # type: ignore[override]
         """One step of the model on every rank."""
-        self._stepped = True
+        self._started = True
         pending = self._step("execute_model", scheduler_output)
         return pending if non_block else pending.result()
 
@@ -162,10 +167,9 @@ class LockstepExecutor(Executor):
         return self.board.call(method, args, only=only, limit=self.settings.step, vital=True, finish=finish)
 
     def _limit(self) -> float:
-        """Seconds for a call that is no step: until the first one, what is left of the start."""
-        if self._stepped:
-            return self.settings.call
-        return max(self._begun + self.settings.start - time.monotonic(), 1.0)
+        """Seconds for a call that is no step: what is left of the start, if that is more."""
+        left = self._begun + self.settings.start - time.monotonic()
+        return self.settings.call if self._started else max(left, self.settings.call)
 
     # -- health and end -----------------------------------------------------------------------------------
 

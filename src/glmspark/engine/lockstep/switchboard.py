@@ -75,6 +75,7 @@ class Switchboard:
         self.failure: str | None = None
         self._callback: Callable[[], None] | None = None
         self._pending: dict[int, Pending] = {}
+        self._refused: set[int] = set()  # calls that one rank has refused; the others may do so, too
         self._number = 0
         self._lock = threading.RLock()
         self._closing = False
@@ -248,12 +249,15 @@ class Switchboard:
             pending.set_exception(error)
 
     def _refuse(self, peer: str, number: int, pending: Pending | None, text: str) -> None:
+        if number in self._refused:
+            return
         what = pending.what if pending else "a call"
         message = f"{peer} failed in {what}: {text}"
         if pending is None or pending.vital:
             self.fail(message)
             return
         del self._pending[number]
+        self._refused.add(number)
         pending.set_exception(RankError(message))
 
     def _watch(self) -> None:

@@ -138,6 +138,37 @@ def test_an_error_that_is_the_callers_leaves_the_rest_alone(made: Callable[..., 
     assert not ranks.failed.is_set()
 
 
+def test_a_call_that_several_ranks_refuse_is_refused_once(made: Callable[..., Ranks]) -> None:
+    def do(rank: int, method: str, *args: Any) -> Any:
+        if method == "add_lora":
+            raise FileNotFoundError("no adapter")
+        return echo(rank, method, *args)
+
+    ranks = made(do)
+    for number in range(3):
+        with pytest.raises(RankError, match="failed in add_lora"):
+            ranks.call("add_lora").result()
+        assert ranks.call("step", number).result()[0] == (0, "step", number)
+    assert ranks.board.failure is None
+
+
+def test_an_error_after_the_answer_that_mattered_still_ends_it(made: Callable[..., Ranks]) -> None:
+    """Rank 0 has answered the step; rank 1 then fails in it, while nobody waits for it any more."""
+    late = threading.Event()
+
+    def do(rank: int, method: str, *args: Any) -> Any:
+        if rank == 1 and method == "step":
+            late.wait(5)
+            raise ValueError("diverged")
+        return method
+
+    ranks = made(do)
+    assert ranks.call("step", only=0, vital=True).result() == {0: "step"}
+    late.set()
+    with pytest.raises(LockstepError, match="rank 1 failed in a call: ValueError: diverged"):
+        ranks.call("next").result()
+
+
 def test_an_error_in_a_step_ends_it_even_from_a_rank_that_owes_no_answer(made: Callable[..., Ranks]) -> None:
     def do(rank: int, method: str, *args: Any) -> Any:
         if rank == 2:
