@@ -58,6 +58,6 @@ unit: bootstrap
 	@"$(BIN)/python" -m pytest $(MANY) tests/unit $(ARGS)
 
 clean:
-	@if [ -x "$(BIN)/glmspark" ]; then "$(BIN)/glmspark" down; fi
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	@if [ -x "$(BIN)/glmspark" ]; then "$(BIN)/glmspark" down --all; fi
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build dist
 	find src tests tools -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -55,7 +55,7 @@ def up(  # noqa: PLR0913, PLR0917 - one parameter for each option
         bool, typer.Option("--insecure", help="Serve other machines without an API key.")
     ] = False,
     model: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Serve this checkpoint instead of the recipe's.")
+        str | None, typer.Option(metavar="DIR", help="Serve this checkpoint instead of the recipe's.")
     ] = None,
     timeout: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="Longest time to wait for the API.", min=1)
@@ -100,7 +100,7 @@ def up(  # noqa: PLR0913, PLR0917 - one parameter for each option
         port=port,
         key=api_key(api_key_env, api_key_file),
         insecure=insecure,
-        model=model,
+        model=_model(model),
         keep=keep,
         timeout=timeout,
         toy=toy,
@@ -117,6 +117,15 @@ def up(  # noqa: PLR0913, PLR0917 - one parameter for each option
         _print_plan(wanted, as_json)
         return
     _start(wanted, as_json)
+
+
+def _model(directory: str | None) -> Path | None:
+    """An empty word is a variable that was not set, not the current directory."""
+    from glmspark.errors import UsageError
+
+    if directory is not None and not directory.strip():
+        raise UsageError("--model is empty", next="name the checkpoint's directory, or leave --model out")
+    return None if directory is None else Path(directory)
 
 
 def _backend(name: str | None) -> Literal["mp", "ray", "lockstep"] | None:
@@ -163,7 +172,9 @@ def api_key(variable: str | None, file: Path | None) -> str | None:
         raise UsageError(
             f"{place} holds no usable API key",
             seen="empty" if not key else "blanks, control or non-ASCII characters",
-            next="use letters, digits and punctuation only",
+            next=f"set it (export {place}=...), or give the key with --api-key-file FILE"
+            if not key and file is None
+            else "use letters, digits and punctuation only",
         )
     return key
 
@@ -177,10 +188,12 @@ def _print_plan(wanted: Wanted, as_json: bool) -> None:
     from glmspark.nodes.transport import Local
 
     plan = make_plan(wanted, Local())
+    taken = _taken(wanted)
     record = make_record(wanted, plan, now=time.time())
     if as_json:
         commands = [{"rank": rank.rank, "argv": rank.argv, "env": rank.env} for rank in record.ranks]
-        print_json({"name": record.name, "plan": record.plan, "commands": commands})
+        warnings = [*plan.warnings, *taken]
+        print_json({"name": record.name, "plan": record.plan, "commands": commands, "warnings": warnings})
         return
     print(f"{record.name}: TP{plan.tp} PP{plan.pp}, {plan.model_dir}, would serve {record.endpoint.url}")
     for rank, started in zip(plan.ranks, record.ranks, strict=True):
@@ -191,8 +204,21 @@ def _print_plan(wanted: Wanted, as_json: bool) -> None:
         )
         print("  " + " ".join(f"{key}={shlex.quote(value)}" for key, value in sorted(started.env.items())))
         print("  " + shlex.join(started.argv))
-    for warning in plan.warnings:
+    for warning in (*plan.warnings, *taken):
         print(f"warning: {warning}", file=sys.stderr)
+
+
+def _taken(wanted: Wanted) -> list[str]:
+    """Why the API could not listen now, if it could not: a start would be refused."""
+    from glmspark.errors import UsageError
+    from glmspark.launch.up import check_port
+    from glmspark.nodes.transport import Local
+
+    try:
+        check_port(wanted, Local())
+    except UsageError as error:
+        return [f"{error.message}: {error.next}" if error.next else error.message]
+    return []
 
 
 def _start(wanted: Wanted, as_json: bool) -> None:

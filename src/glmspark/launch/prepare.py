@@ -144,6 +144,13 @@ def make_plan(wanted: Wanted, transport: Transport) -> Plan:
             step="plan",
             next="leave --backend out, choose mp or lockstep, or name nodes with --cluster cluster.yaml",
         )
+    if request.model is not None and not expand(request.model).is_dir():
+        state = "is no directory" if expand(request.model).exists() else "does not exist"
+        raise UsageError(
+            f"--model {request.model} {state}",
+            step="find the model",
+            next="give the directory with config.json and the *.safetensors files, or leave --model out",
+        )
     checkpoint = inspect_checkpoint(locate(wanted.recipe.model.source))
     if not wanted.recipe.engine.args.keys() & _OTHER_TOKENIZER:
         check_tokenizer(checkpoint.directory)
@@ -162,7 +169,7 @@ def make_plan(wanted: Wanted, transport: Transport) -> Plan:
             "the local engine is not installed",
             step="look for vLLM",
             seen=f"{sys.executable} has no module vllm",
-            next="in a checkout: make serve; else: pip install 'glmspark[cpu]'",
+            next="in a checkout of glmspark: make serve, or pip install '.[cpu]'",
         )
     return plan
 

@@ -80,7 +80,7 @@ def bring_up(wanted: Wanted, observe: Observer, *, transport: Transport | None =
             cleaned = _clean_leftovers(wanted.home)
             plan = make_plan(wanted, machine)
             with _port_guard():
-                _check_port(wanted, machine)
+                check_port(wanted, machine)
                 deployment = make_record(wanted, plan, now=time.time())
                 write_start(wanted.home, deployment, wanted.request.key)
         except BaseException:
@@ -175,7 +175,8 @@ def _port_guard() -> Iterator[None]:
         yield
 
 
-def _check_port(wanted: Wanted, transport: Transport) -> None:
+def check_port(wanted: Wanted, transport: Transport) -> None:
+    """Raises UsageError where the API could not listen: another deployment, or another process, is there."""
     host, port = wanted.request.host, wanted.request.port
     address = "127.0.0.1" if host == "localhost" else host
     for other in homes():

@@ -107,7 +107,23 @@ def test_no_memory_for_it_says_how_much(
 
 
 def test_a_model_directory_that_is_missing(glmspark: Glmspark, state: Path, tmp_path: Path) -> None:
-    assert_refused(glmspark("up", "--model", tmp_path / "gone"), state, str(tmp_path / "gone"))
+    gone = tmp_path / "gone"
+    assert_refused(glmspark("up", "--model", gone), state, f"--model {gone} does not exist", code=2)
+
+
+@pytest.mark.parametrize(
+    ("model", "code", "texts"),
+    [
+        ("", 2, ("--model is empty", "leave --model out")),
+        (" ", 2, ("--model is empty",)),
+        ("/nonexistent", 2, ("--model /nonexistent does not exist", "directory with config.json")),
+        ("/etc/passwd", 2, ("--model /etc/passwd is no directory",)),
+    ],
+)
+def test_a_model_that_is_no_directory(
+    glmspark: Glmspark, state: Path, model: str, code: int, texts: tuple[str, ...]
+) -> None:
+    assert_refused(glmspark("up", "--model", model), state, *texts, code=code)
 
 
 def test_a_truncated_shard_is_named(glmspark: Glmspark, state: Path, tmp_path: Path) -> None:
@@ -149,6 +165,11 @@ def test_an_api_key_that_is_not_usable(
     )
     done = glmspark("up", "--api-key-file", tmp_path / "no", "--api-key-env", "X")
     assert_refused(done, state, "exclude each other", code=2)
+
+
+def test_a_variable_that_is_not_set_is_said_to_be_so(glmspark: Glmspark, state: Path) -> None:
+    refused = glmspark("up", "--api-key-env", "NOPE")
+    assert_refused(refused, state, "NOPE holds no usable API key", "set it (export NOPE=...)", code=2)
 
 
 def test_an_api_key_file_without_end(glmspark: Glmspark, state: Path) -> None:
@@ -200,7 +221,7 @@ def test_a_missing_engine_says_how_to_get_it(
 ) -> None:
     monkeypatch.setattr(prepare.importlib.util, "find_spec", lambda name: None)
     done = glmspark("up", toy_recipe(tmp_path))
-    assert_refused(done, state, "the local engine is not installed", "pip install 'glmspark[cpu]'")
+    assert_refused(done, state, "the local engine is not installed", "pip install '.[cpu]'")
 
 
 def test_a_name_that_is_none(glmspark: Glmspark, state: Path, tmp_path: Path) -> None:
@@ -355,6 +376,14 @@ def test_a_dry_run_prints_the_plan_and_starts_nothing(
     assert "toy: TP1 PP2" in done.out
     assert done.out.count("glmspark.engine.serve") == 2
     machine = glmspark("up", recipe, "--dry-run", "--json").json
+    assert machine["warnings"] == []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+        warned = glmspark("up", recipe, "--dry-run", "--port", port)
+        listed = glmspark("up", recipe, "--dry-run", "--port", port, "--json").json["warnings"]
+    assert (warned.code, len(listed)) == (0, 1)
+    assert f"warning: port {port} is taken by process {os.getpid()}" in warned.err
+    assert listed[0].endswith("stop that, or choose another --port")
     assert [command["rank"] for command in machine["commands"]] == list(range(len(machine["commands"])))
     assert machine["plan"]["recipe"] == "toy"
     assert not state.exists()

@@ -39,7 +39,10 @@ def make(checkout: Path, *words: str, **variables: str) -> subprocess.CompletedP
 def test_an_environment_may_lie_at_a_path_with_blanks(checkout: Path) -> None:
     done = make(checkout, "serve", "ARGS=--port 8200")
     assert (done.returncode, done.stdout) == (0, "glmspark up --port 8200\n"), done.stderr
-    assert make(checkout, "clean").stdout.startswith("glmspark down\n")
+    (checkout / "dist").mkdir()
+    # All of them: with several, `down` alone would ask which, and nothing would be removed.
+    assert make(checkout, "clean").stdout.startswith("glmspark down --all\n")
+    assert not (checkout / "dist").exists()
 
 
 def test_a_python_that_is_not_there(checkout: Path) -> None:
