@@ -14,11 +14,13 @@ from tests.engine.test_parity import REGRET_BOUND, ask, described
 from tests.engine.test_speculation_stages import NGRAM, counted
 from tools.glm_tiny.prompts import FIXED_PROMPTS, FREE_PROMPTS
 
-# Besides the two ways to combine: tokens dealt out in runs, and drafts verified against shared context.
+# Besides the two ways to combine: tokens dealt out in runs and queries gathered; drafts verified and queries
+# replicated, which is upstream's default.
 FLAGS = {
     "ag_rs": {"cp-kv-cache-interleave-size": "4"},
     "a2a": {"speculative-config": json.dumps(NGRAM)},
 }
+VARIABLES = {"ag_rs": {"VLLM_DCP_Q_REPLICATE": "0"}, "a2a": {}}
 
 
 @pytest.fixture(scope="module", params=FLAGS)
@@ -28,7 +30,8 @@ def shared_context(
     """TP2 with DCP2, by either way to combine the ranks' results."""
     backend: str = request.param
     flags = {"decode-context-parallel-size": "2", "dcp-comm-backend": backend, **FLAGS[backend]}
-    with Ranks(checkpoint, Layout(2, 1), tmp_path_factory.mktemp(backend), flags=flags) as running:
+    logs = tmp_path_factory.mktemp(backend)
+    with Ranks(checkpoint, Layout(2, 1), logs, flags=flags, environment=VARIABLES[backend]) as running:
         yield running
 
 
