@@ -63,8 +63,12 @@ async def _read(agents: Agents, rank: int | None, lines: int) -> list[Logged]:
     found = await agents.logs(lines)
     errors = {**agents.fleet.lost, **{name: e for name, e in found.items() if isinstance(e, NodeError)}}
     logs = [one for one in found.values() if not isinstance(one, NodeError)]
-    if not logs:
+    if not logs and errors:
         raise next(iter(errors.values()))
+    if not logs:
+        raise UsageError(
+            f"these nodes know no deployment {agents.name}", next="`glmspark status` shows them all"
+        )
     chosen = [one for one in logs if rank is None or one.rank == rank]
     if not chosen and not errors:
         known = ", ".join(str(one.rank) for one in logs)

@@ -171,15 +171,17 @@ class Agents:
         )
 
     async def logs(self, lines: int) -> dict[str, Logged | NodeError]:
-        """The last lines of every rank's log, all if negative, by node."""
+        """The last lines of every rank's log, all if negative, by node; without nodes that know of none."""
 
-        async def one(node: Node) -> Logged:
+        async def one(node: Node) -> Logged | None:
             words = ["follow", self._name, "--once", f"--lines={lines}"]
             done = await node.run(await self._argv(node, words), timeout=_ASK)
             rank, at, found = 0, "", []
             for said in (parsed(text) for text in done.stdout.splitlines()):
                 if said.get("ok") is False:
                     raise error_of(node, said, words)
+                if said.get("t") == "unknown":
+                    return None
                 if said.get("t") == "state":
                     rank = int((said["state"] or {}).get("rank", 0))
                 elif said.get("t") == "log":
@@ -189,7 +191,8 @@ class Agents:
                 raise failed(node.host, "read the log", done)
             return Logged(node.host, rank, found, at)
 
-        return await self.fleet.each(one)
+        found = await self.fleet.each(one)
+        return {name: log for name, log in found.items() if log is not None}
 
     async def follow(
         self,

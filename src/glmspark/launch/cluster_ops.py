@@ -128,15 +128,14 @@ async def states_by_name(place: Place, fleet: Fleet) -> dict[str, dict[str, Any]
 
 
 def record_of(place: Place, states: States) -> Deployment | None:
-    """The record of a deployment: this machine's own if it is of the same start, else the nodes' copy."""
-    copies = [one for one in states.values() if isinstance(one, Mapping)]
-    for one in copies:
-        own = place.deployment
-        if own is not None and own.id == one["id"]:
-            return own
+    """The latest record of a deployment: the nodes' copies, and this machine's own if of the same start."""
+    known = [one for one in states.values() if isinstance(one, Mapping)]
+    own = place.deployment
+    found = [own] if own is not None and any(one["id"] == own.id for one in known) else []
+    for one in known:
         with contextlib.suppress(ValidationError):
-            return Deployment.model_validate(one.get("record"))
-    return None
+            found.append(Deployment.model_validate(one.get("record")))
+    return max(found, key=lambda one: one.created, default=None)
 
 
 # -- stopping ----------------------------------------------------------------------------------------------

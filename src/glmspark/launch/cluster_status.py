@@ -58,7 +58,7 @@ def overall(states: States, deployment: Deployment | None) -> str:
     if "stopping" in words or ("stopped" in words and len(words) > 1):
         return "stopping"
     if words == {"stopped"}:
-        return "stopped"
+        return "failed" if _failed(deployment) else "stopped"
     if words == {"ready"} and all(one is not None for one in states.values()):
         kept = deployment is not None and deployment.state is State.UNPROVEN
         return State.UNPROVEN if kept else State.READY
@@ -85,7 +85,9 @@ def status_of(
         ranks=sorted(ranks, key=lambda one: one.rank),
         load=load,
         verdicts=deployment.verdicts if deployment else [],
-        reason=_reason(list(states.values())) or _left_reason(deployment),
+        reason=(_left_reason(deployment) if _failed(deployment) and state == "failed" else None)
+        or _reason(list(states.values()))
+        or _left_reason(deployment),
         directory=next((one["directory"] for one in states.values() if isinstance(one, Mapping)), ""),
     )
 
@@ -116,7 +118,12 @@ def _reason(states: Sequence[Mapping[str, Any] | NodeError | None]) -> dict[str,
     return dict(found[1]) if found else None
 
 
+def _failed(deployment: Deployment | None) -> bool:
+    """Whether `up` itself gave it up, and knows best why: from the ranks' logs and the canaries."""
+    return deployment is not None and deployment.state is State.FAILED
+
+
 def _left_reason(deployment: Deployment | None) -> dict[str, Any] | None:
-    """What the record says of a failure that no node knows: canaries that failed."""
+    """What the record says."""
     reason = deployment.reason if deployment else None
     return reason.model_dump(mode="json") if reason else None

@@ -8,10 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from glmspark.config.cluster import Cluster
 from glmspark.launch.agents import Logged
-from glmspark.launch.cluster_ops import interleave
+from glmspark.launch.cluster_ops import Place, interleave, record_of
 from glmspark.launch.cluster_status import overall, status_of
+from glmspark.launch.record import Reason, State
 from glmspark.nodes.transport import NodeError
+from tests.unit.launch.starts import make_start
 
 STATES = ("starting", "running", "ready", "stopping", "stopped", "failed", "lost")
 
@@ -70,6 +73,29 @@ def test_the_cause_goes_before_what_follows_from_it() -> None:
         ("spark1", "failed"),
         ("spark3", "failed"),
     ]
+
+
+def test_a_start_that_was_given_up_has_failed_though_its_ranks_were_stopped() -> None:
+    record = make_start("one", "serves", "serves", "serves")
+    reason = Reason(what="1 of 2 canaries failed: sum", at=5.0)
+    record.state, record.reason = State.FAILED, reason
+    status = status_of("one", nodes("stopped", "stopped", "stopped"), record, None, now=200.0)
+    assert (status.state, (status.reason or {})["what"]) == ("failed", reason.what)
+    status = status_of("one", nodes("ready", "ready", "ready"), record, None, now=200.0)
+    assert status.state == "ready"  # restarted from another machine
+
+
+def test_the_latest_record_counts() -> None:
+    old, new = make_start("one", "serves"), make_start("one", "serves")
+    new.created = old.created + 10
+    new.id = old.id
+    place = Place(Cluster.model_construct(), ("spark1",), "one", deployment=old)
+    known = {"spark1": {**state(0, "ready"), "id": old.id, "record": new.model_dump(mode="json")}}
+    assert record_of(place, known) == new
+    known["spark1"]["record"] = {"of": "something else"}
+    assert record_of(place, known) is old
+    known["spark1"]["id"] = "another start"
+    assert record_of(place, known) is None
 
 
 def test_uptime_counts_from_the_last_that_became_ready() -> None:

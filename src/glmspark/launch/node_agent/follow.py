@@ -24,10 +24,14 @@ def follow(home: Home, *, leash: bool, at: str, lines: int, once: bool) -> int:
 
     Standard input carries the signs of life of whoever follows; its end ends this command, and with `leash`
     and before `ready` the deployment. at: where in the log to go on; else lines: how many of it to begin
-    with, all if negative. once: only what there is now. Raises Trouble where there is no such deployment.
+    with, all if negative. once: only what there is now, if anything. Raises Trouble where nothing is known
+    of it.
     """
     state = home.state()
     if state is None:
+        if once:
+            put({"t": "unknown"})
+            return 0
         raise Trouble(f"there is no deployment {home.name} on this node", step="follow")
     reader = Reader(home.rank_log(state["rank"]), at)
     if not at and lines >= 0:
