@@ -31,6 +31,9 @@ def start(home: Home, text: bytes) -> int:
         known = home.state() or {}
         seen = f"id {known.get('id')}, {known.get('state')}"
         advice = f"`glmspark down {home.name}` first"
+        if known.get("node") not in (None, spec.node):
+            advice = "two nodes share this directory: set GLMSPARK_STATE_DIR on each to one of its own disk"
+            raise Trouble(f"{home.path} belongs to {known['node']}", step=step, seen=seen, next=advice)
         raise Trouble(f"{home.name} already runs there", step=step, seen=seen, next=advice)
     swept = sweep(home)
     if swept.stubborn:

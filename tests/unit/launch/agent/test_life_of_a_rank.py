@@ -110,6 +110,9 @@ def test_it_starts_tells_and_stops(agents: Agents) -> None:
     assert json.loads((agents.home / "record.json").read_text()) == {"of": "test"}
     refused = agents.start("sleep", "1", code=1)
     assert (refused["error"], refused["seen"]) == ("one already runs there", "id 0123456789abcdef, running")
+    shared = agents.start("sleep", "1", node="spark2", code=1)
+    assert shared["error"] == f"{agents.home} belongs to spark1"
+    assert "two nodes share this directory" in shared["next"]
     (state,) = agents("status", "--record")
     assert (state["state"], state["alive"], state["record"]) == ("running", True, {"of": "test"})
     assert agents("ready", "one", stdin={"of": "proven"})["state"]["state"] == "ready"
