@@ -56,7 +56,7 @@ class Report:
         """As JSON data."""
         return {
             "seconds": round(self.seconds, 1),
-            "streams": self.whole + self.cut,
+            "asked": self.whole + self.cut,
             "whole": self.whole,
             "cut": self.cut,
             "characters": self.characters,
