@@ -91,6 +91,7 @@ def up(
         f"\n{nodes} node{'s' if nodes > 1 else ''} up in {seconds:.1f} s\n"
         f"  this file:  {home.cluster_file}\n"
         f"  log in:     ssh -F {home.ssh_config} spark1   or   glmspark lab shell spark1\n"
+        f"  serve:      glmspark lab image   and   glmspark up --cluster {home.cluster_file}\n"
         f"  end:        glmspark lab down",
         file=sys.stderr,
     )

@@ -21,6 +21,11 @@ KEY_VARIABLE = "GLMSPARK_API_KEY"
 _LONGEST_KEY = 4096
 
 
+def complete_backend(incomplete: str) -> list[str]:
+    """Backends for tab completion."""
+    return [name for name in ("mp", "ray", "lockstep") if name.startswith(incomplete)]
+
+
 def up(  # noqa: PLR0913, PLR0917 - one parameter for each option
     recipe: Annotated[
         str, typer.Argument(help="Recipe, by name or file.", autocompletion=complete_recipe)
@@ -36,7 +41,12 @@ def up(  # noqa: PLR0913, PLR0917 - one parameter for each option
         typer.Option(metavar="A,B,...", help="Of these nodes; rank 0, with the API, on the first."),
     ] = None,
     backend: Annotated[
-        str | None, typer.Option(help="What holds the ranks together: mp, ray or lockstep.", metavar="NAME")
+        str | None,
+        typer.Option(
+            help="What holds the ranks together: mp, ray or lockstep.",
+            metavar="NAME",
+            autocompletion=complete_backend,
+        ),
     ] = None,
     tp: Annotated[int | None, typer.Option(help="Ranks that share every layer.", min=1)] = None,
     pp: Annotated[int | None, typer.Option(help="Stages that share out the layers.", min=1)] = None,

@@ -7,6 +7,7 @@ then the nodes' agents also stop by themselves when this process is gone; afterw
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +48,18 @@ class LockFiles:
 
     write: Path | None = None
     expect: Path | None = None
+
+    def check(self) -> None:
+        """UsageError where `write` names no place to write to: better now than after a long start."""
+        if self.write is None:
+            return
+        directory = self.write.absolute().parent
+        if self.write.is_dir() or not directory.is_dir() or not os.access(directory, os.W_OK):
+            raise UsageError(
+                f"{self.write} cannot be written",
+                step="check the lock file",
+                next="give --lock a file in a directory that can be written",
+            )
 
 
 def bring_up_cluster(wanted: ClusterWanted, observer: Observer, files: LockFiles = LockFiles()) -> Outcome:
@@ -104,6 +117,7 @@ def _busy(home: Home) -> GlmsparkError:
 async def _bring_up(wanted: ClusterWanted, observer: Observer, files: LockFiles) -> Outcome:
     home = wanted.wanted.home
     expected = None if files.expect is None else read_lock(files.expect)
+    files.check()
     observer.note(f"reaching {', '.join(node.name for node in wanted.nodes)}")
     known = addresses(wanted.cluster)
     async with Fleet({node.name: known[node.name] for node in wanted.nodes}) as fleet:
@@ -129,10 +143,10 @@ async def _bring_up(wanted: ClusterWanted, observer: Observer, files: LockFiles)
         await _make_caches(fleet, prepared, directories)
         deployment, specs = prepared.starts(directories, image, key)
         _write(home, deployment, key)
+        write_lock(home.path / NAME, lock)
         observer.update(deployment, [])
         starter = Starter(deployment, agents, fleet, observer, home=home, key=key)
         await starter.run(lambda: agents.start(specs))
-        write_lock(home.path / NAME, lock)
         if files.write is not None:
             write_lock(files.write, lock)
         return Outcome(deployment, already=False, cleaned=None)

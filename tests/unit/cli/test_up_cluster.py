@@ -75,6 +75,12 @@ def test_a_lock_file_that_is_none(glmspark: Glmspark, tmp_path: Path) -> None:
     )
 
 
+def test_a_lock_file_that_could_not_be_written(glmspark: Glmspark, tmp_path: Path) -> None:
+    for place in (tmp_path / "none/l.json", tmp_path):
+        done = glmspark("up", toy_recipe(tmp_path), "--cluster", cluster_file(tmp_path), "--lock", place)
+        refused(done, f"{place} cannot be written")
+
+
 def test_one_that_serves_on_a_cluster_is_not_started_here(glmspark: Glmspark, tmp_path: Path) -> None:
     where, start = home("toy"), make_start("toy", "serves", "serves")
     start.cluster = ClusterSite(cluster={}, directories={})
