@@ -53,7 +53,11 @@ def duration(seconds: float) -> str:
 
 
 def complete_deployment(incomplete: str) -> list[str]:
-    """Names of deployments for tab completion."""
+    """Names of deployments for tab completion; none where they cannot be read: a command says why."""
+    from glmspark.errors import GlmsparkError
     from glmspark.launch.record import homes
 
-    return [home.name for home in homes() if home.name.startswith(incomplete)]
+    try:
+        return [home.name for home in homes() if home.name.startswith(incomplete)]
+    except GlmsparkError:
+        return []
