@@ -15,7 +15,8 @@ from glmspark.engine.loader.pieces import ALIGN
 RWF_DONTCACHE: Final = 0x80
 """preadv2's flag for a read whose pages leave the cache with it (Linux 6.14, ext4, xfs and btrfs)."""
 
-_REFUSED: Final = {errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTTY}
+_REFUSED: Final = {errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTTY, errno.EFAULT}
+"""Also where the kernel cannot pin the buffer's pages for a direct read (EFAULT)."""
 
 Preadv = Callable[[int, Sequence[memoryview], int, int], int]
 
