@@ -142,7 +142,8 @@ def test_commands_from_here_and_from_elsewhere(
     assert (stopped["name"], stopped["ending"]) == ("small", "stopped")
     assert one.traces() == {}
     assert {node: segments(lab, node) for node in NODES} == before
-    assert here("status", "small", "--json", code=3).json[0]["state"] == "stopped"
+    for words in (["small"], []):  # asked of the nodes, and from the record
+        assert here("status", *words, "--json", code=3).json[0]["state"] == "stopped"
     assert "nothing kept of small" in elsewhere("restart", "small", *file, code=2).err
     assert "there is nothing to stop" in elsewhere("down", *file).out
 

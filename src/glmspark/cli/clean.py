@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -39,13 +40,16 @@ def clean(
     named = find(name, cluster)
     if named is None:
         found[HERE] = clean_here(name, dry_run=dry_run)
-    places = [named] if named is not None else clusters_known() if name is None else []
-    for place in places:
+    places = [(named, True)] if named is not None else clusters_known() if name is None else []
+    for place, needed in places:
         with waiting(f"asking {', '.join(place.nodes)}"):
             try:
                 found.update(asyncio.run(clean_nodes(place, dry_run=dry_run)))
             except GlmsparkError as error:
-                found[", ".join(place.nodes)] = error
+                if needed:
+                    found[", ".join(place.nodes)] = error
+                else:
+                    print(f"{', '.join(place.nodes)}: not reached: {error.message}", file=sys.stderr)
     if as_json:
         print_json(
             {

@@ -67,6 +67,7 @@ def status(
 
 def _looks(name: str | None, cluster: Path | None) -> Iterator[Callable[[], list[Status]]]:
     """What to call for the status of each deployment meant."""
+    from glmspark.launch.cluster_status import recorded
     from glmspark.launch.record import home, homes
     from glmspark.launch.status import look
 
@@ -78,6 +79,9 @@ def _looks(name: str | None, cluster: Path | None) -> Iterator[Callable[[], list
         def one(place: Home = place) -> list[Status]:
             deployment = place.read()
             if deployment is not None and deployment.cluster is not None:
+                # What has ended in order is history: its nodes are asked only where it is named.
+                if name is None and deployment.state.over:
+                    return [recorded(deployment, str(place.path))]
                 return _look_at(place.name, None)
             known = look(place)
             return [] if known is None else [known]

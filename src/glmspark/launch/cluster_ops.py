@@ -79,15 +79,21 @@ def find(name: str | None, cluster: Path | None) -> Place | None:
     return Place(loaded, tuple(node.name for node in loaded.nodes), name)
 
 
-def clusters_known() -> list[Place]:
-    """The clusters that records on this machine name, each once and without a deployment."""
-    found: list[Place] = []
+def clusters_known() -> list[tuple[Place, bool]]:
+    """The clusters that records on this machine name, each once and without a deployment.
+
+    With each, whether some deployment's record says that it runs there: else the cluster may be long gone.
+    """
+    found: list[tuple[Cluster, bool]] = []
     for where in homes():
         with contextlib.suppress(GlmsparkError):
-            place = place_of(where, where.read())
-            if place is not None and all(place.cluster != one.cluster for one in found):
-                found.append(Place(place.cluster, tuple(node.name for node in place.cluster.nodes)))
-    return found
+            deployment = where.read()
+            place = place_of(where, deployment)
+            if place is None or deployment is None:
+                continue
+            runs = not deployment.state.over or any(one for known, one in found if known == place.cluster)
+            found = [pair for pair in found if pair[0] != place.cluster] + [(place.cluster, runs)]
+    return [(Place(one, tuple(node.name for node in one.nodes)), runs) for one, runs in found]
 
 
 async def the_one(place: Place, fleet: Fleet) -> str:

@@ -48,6 +48,27 @@ async def _load(fleet: Fleet, deployment: Deployment, sample: float) -> Load | N
     return None
 
 
+def recorded(deployment: Deployment, directory: str) -> Status:
+    """The status of a deployment that is over, from its record alone. directory: of the record."""
+    ranks = [
+        RankStatus(rank.rank, rank.node, None, False, "ended", [], 0, rank.log, [])
+        for rank in deployment.ranks
+    ]
+    return Status(
+        name=deployment.name,
+        state=str(deployment.state),
+        endpoint=deployment.endpoint.url,
+        model=deployment.endpoint.model,
+        created=deployment.created,
+        uptime=None,
+        ranks=ranks,
+        load=None,
+        verdicts=deployment.verdicts,
+        reason=_left_reason(deployment),
+        directory=directory,
+    )
+
+
 def overall(states: States, deployment: Deployment | None) -> str:
     """One word for all ranks together: the worst that is said of any."""
     known = [one for one in states.values() if isinstance(one, Mapping)]

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,9 +17,9 @@ from typing import Any
 
 from .files import Home, Trouble, say, write_json
 from .life import Leash, describe_end, reason_of, turn
-from .log import Log
+from .log import Log, evidence
 from .peers import Peers
-from .proc import living, memory, oom_kills, title
+from .proc import Stat, living, memory, oom_kills, title
 from .rank import Rank
 from .seal import say_line
 from .spec import Spec
@@ -27,10 +28,12 @@ from .sweep import sweep
 VITAL = ("VLLM::", "ray::RayWorkerProc")
 """Beginnings of the titles of vLLM's engine core and workers. The rank is dead without any of them."""
 
+_TOLD = re.compile(r"died unexpectedly \(exit code: (-?\d+)\)")  # vLLM, of a worker it lost
 _ANOTHERS_END = 3
 """Exit code of our entry points for a rank that only follows another's end."""
 _TICK, _LOOK, _ASK_INSIDE, _LOGS_AGAIN = 0.25, 1.0, 10.0, 2.0
 # seconds between looks: at all, at processes, inside a container; between two attempts to have its output
+_BLAME = 2.0  # seconds in which the rank that was the first must say what happened to it
 
 
 class Agent:
@@ -49,8 +52,8 @@ class Agent:
         self._kills = oom_kills()
         self._followers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._vital: dict[int, tuple[int, str]] = {}
-        self._seen: dict[int, tuple[int, str]] = {}
+        self._vital: set[tuple[int, int]] = set()
+        self._seen: set[tuple[int, int]] = set()
         self._looked = self._asked = self._logs_asked = 0.0
         self._dirty = False
         self._reaper: subprocess.Popen[bytes] | None = None
@@ -217,12 +220,42 @@ class Agent:
                     await ended.wait()
                 loop.remove_reader(handle)
                 os.close(handle)
+        self.peers.announce(self._describe("", main.pid if main else 0, None))
         status, oom = await asyncio.to_thread(self.rank.status)
         await self._last_words(0.3)
-        if status == _ANOTHERS_END:  # whoever caused it is about to say so
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(asyncio.shield(self._over), 2.0)
-        self.finish(self._describe("", main.pid if main else 0, status, oom=oom))
+        await self._blame("", main.pid if main else 0, status, oom=oom)
+
+    async def _watch_vital(self, one: Stat, name: str) -> None:
+        """Wait for the end of a process that vLLM cannot live without."""
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        try:
+            handle = os.pidfd_open(one.pid)
+        except OSError:
+            return  # it has ended between two looks: so has its rank, or will
+        loop.add_reader(handle, ended.set)
+        await ended.wait()
+        loop.remove_reader(handle)
+        os.close(handle)
+        main = self.rank.main
+        if main is not None and living(main.pid) is not None:  # else its end is the main process's
+            self.peers.announce(self._describe(f"process {name}", one.pid, None))
+            await asyncio.sleep(0.2)  # for vLLM to say what it knows of it
+            told = next((found for line in reversed(self.log.tail) if (found := _TOLD.search(line))), None)
+            await self._blame(f"process {name}", one.pid, int(told[1]) if told else None)
+
+    async def _blame(self, name: str, pid: int, status: int | None, *, oom: bool = False) -> None:
+        """Stop, with what happened here as the reason, unless it followed from another rank's end."""
+        if status == _ANOTHERS_END:
+            self.peers.retract()
+        end = time.monotonic() + _BLAME
+        while time.monotonic() < end and not self._over.done():  # whoever caused it is about to say how
+            first = self.peers.first
+            if status != _ANOTHERS_END and (first is None or first["rank"] == self.spec.rank):
+                break
+            await asyncio.sleep(0.05)
+        first = self.peers.first
+        elsewhere = first is not None and first["rank"] != self.spec.rank
+        self.finish(first if elsewhere else self._describe(name, pid, status, oom=oom))
 
     def _pump(self) -> None:
         """Move the rank's output into its log whenever there is any."""
@@ -263,24 +296,24 @@ class Agent:
         elif killer == "SIGKILL":
             advice = f"something outside killed it; `glmspark restart {self.spec.name}` starts it again"
         what = f"{who} on {self.spec.node} (pid {pid}) {words}"
-        seen = "\n".join(self.log.tail) or None
+        seen = "\n".join(evidence(list(self.log.tail))) or None
         return reason_of(what, self.spec, seen=seen, advice=advice, exit_code=code, signal=killer)
 
     async def _look(self) -> None:
-        """Look at the rank's processes: one that vLLM cannot live without must not be gone."""
+        """Look at the rank's processes, and watch those that vLLM cannot live without."""
         family = self.rank.family()
-        now = {one.pid: one.started for one in family}
-        for pid, (started, name) in self._vital.items():
-            if now.get(pid) != started and self.rank.main and self.rank.main.pid in now:
-                self.finish(self._describe(f"process {name}", pid, None))
-                return
-        # Between fork and exec any child of vLLM bears its parent's title: only one seen twice counts.
-        titles = {pid: (begun, name) for pid, begun in now.items() if (name := title(pid)).startswith(VITAL)}
-        self._vital = {pid: one for pid, one in titles.items() if self._seen.get(pid, (0, ""))[0] == one[0]}
-        self._seen = titles
+        titles = {one: name for one in family if (name := title(one.pid)).startswith(VITAL)}
+        seen = {(one.pid, one.started) for one in titles}
+        for one, name in titles.items():
+            # Between fork and exec any child of vLLM bears its parent's title: only one seen twice counts.
+            who = (one.pid, one.started)
+            if who in self._seen and who not in self._vital:
+                self._vital.add(who)
+                self._keep(self._watch_vital(one, name))
+        self._seen = seen
         found: dict[str, Any] = {
             "family": sorted([one.pid, one.started] for one in family),
-            "processes": sorted(name for _, name in titles.values()),
+            "processes": sorted(titles.values()),
         }
         if self.rank.container is None or time.monotonic() - self._asked > _ASK_INSIDE:
             self._asked = time.monotonic()

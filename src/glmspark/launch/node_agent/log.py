@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections import deque
 from pathlib import Path
 
+_TROUBLE = re.compile(r"\b(ERROR|CRITICAL)\b|^Traceback |\bFatal Python error\b|^\w*(Error|Exception): ")
 MOST = 64 << 20
 """Bytes of one log file; what is older moves to NAME.1."""
 
@@ -20,7 +22,7 @@ class Log:
     def __init__(self, path: Path, most: int = MOST) -> None:
         self._path, self._most = path, most
         self._size, self._rest = 0, b""
-        self.tail: deque[str] = deque(maxlen=12)
+        self.tail: deque[str] = deque(maxlen=60)
         self.dropped = 0
         self.reason: str | None = None
 
@@ -41,6 +43,14 @@ class Log:
             self.dropped, self.reason = self.dropped + len(data), error.strerror
         else:
             self.dropped = 0
+
+
+def evidence(tail: list[str], most: int = 12) -> list[str]:
+    """Of a log's last lines those that tell why: from the first that sounds of an error, else the last."""
+    for number, line in enumerate(tail):
+        if _TROUBLE.search(line):
+            return tail[number:][:most]
+    return tail[-most:]
 
 
 class Reader:

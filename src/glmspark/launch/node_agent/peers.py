@@ -20,7 +20,8 @@ _LINE = 1 << 18  # longest line from a peer, in bytes
 class Peers:
     """The agents this one is connected to. finish: called with the reason when everything must stop.
 
-    keep: runs a coroutine beside everything else. changed: called when a peer has come.
+    keep: runs a coroutine beside everything else. changed: called when a peer has come. first: the first rank
+    of all that something happened to, as far as is known here.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class Peers:
         self._finish, self._keep, self._changed = finish, keep, changed
         self._began = time.monotonic()
         self._why_not = "nothing was tried yet"
+        self.first: dict[str, Any] | None = None
         self._over = False
 
     async def start(self) -> None:
@@ -58,6 +60,30 @@ class Peers:
         self._over = True
         for peer in self.connected.values():
             peer.send({"end": reason})
+
+    def announce(self, reason: dict[str, Any]) -> None:
+        """Tell all at once that something happened to this rank, before it is known what.
+
+        Ranks pull one another down within moments; so everyone knows which was the first.
+        """
+        if self.first is None:
+            self._spread({"first": reason})
+
+    def retract(self) -> None:
+        """What was announced of this rank has turned out to follow from another's end."""
+        self._spread({"not_first": self.spec.rank})
+
+    def _spread(self, message: dict[str, Any], *, source: Peer | None = None) -> None:
+        """Take in, and tell all others, which rank was the first."""
+        if "first" in message and self.first is None:
+            self.first = message["first"]
+        elif "not_first" in message and (self.first or {}).get("rank") == message["not_first"]:
+            self.first = None
+        else:
+            return  # it is no news: it ends here
+        for peer in self.connected.values():
+            if peer is not source:
+                peer.send(message)
 
     async def flush(self, seconds: float) -> None:
         """Wait until what was said is on its way."""
@@ -128,6 +154,7 @@ class Peers:
             while (line := await peer.reader.readline()).endswith(b"\n"):
                 message = peer.theirs.open(line)
                 peer.heard = time.monotonic()
+                self._spread(message, source=peer)
                 if "end" in message:
                     self._finish(message["end"])
                     return

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from glmspark.launch.node_agent.log import Log, Reader
+from glmspark.launch.node_agent.log import Log, Reader, evidence
 
 LINES = st.lists(st.text(st.characters(codec="ascii", exclude_characters="\r\n"), max_size=12), max_size=20)
 
@@ -70,6 +70,16 @@ def test_the_last_lines(tmp_path: Path, count: int, last: list[str]) -> None:
     with path.open("a") as file:
         file.write("d\n")
     assert reader.lines() == ["d"]
+
+
+def test_the_evidence_begins_where_the_trouble_does() -> None:
+    quiet = [f"INFO 11-30 12:00:00 [a.py:1] {number}" for number in range(20)]
+    loud = ["(Worker pid=1) ERROR 11-30 12:00:01 [b.py:2] it broke", *(f"  more {n}" for n in range(30))]
+    assert evidence(quiet) == quiet[-12:]
+    assert evidence([*quiet, *loud]) == loud[:12]
+    assert evidence(["a", "Traceback (most recent call last):", "ValueError: b"])[0].startswith("Traceback")
+    assert evidence(["ValueError: b", "c"]) == ["ValueError: b", "c"]
+    assert evidence([]) == []
 
 
 def test_progress_bars_are_lines(tmp_path: Path) -> None:

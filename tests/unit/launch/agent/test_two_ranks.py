@@ -69,6 +69,40 @@ def test_an_exit_code_of_three_is_another_ranks_end(two: list[Agents]) -> None:
     assert reasons(two) == [(0, "spark1", 1)] * 2
 
 
+def test_a_rank_that_another_pulls_down_is_not_blamed(two: list[Agents]) -> None:
+    start(
+        two,
+        "sleep 999",
+        "while [ ! -e head ]; do sleep 0.02; done; while kill -0 $(cat head); do sleep 0.05; done",
+    )
+    until_met(two)
+    head = two[0].wait("running")["main"]
+    (two[1].home / "head").write_text(str(head))
+    time.sleep(0.3)
+    os.kill(head, signal.SIGKILL)
+    assert reasons(two) == [(0, "spark1", None)] * 2
+    assert two[1].wait("failed")["reason"]["signal"] == "SIGKILL"
+
+
+def test_a_worker_that_is_killed_is_named(two: list[Agents]) -> None:
+    worker = (
+        "import os, time; os.execvp('python3', ['VLLM::Worker_TP1', '-c', 'import time; time.sleep(999)'])"
+    )
+    said = "echo Worker proc died unexpectedly '(exit code: -9)', shutting down"
+    start(two, "sleep 999", f'python3 -c "{worker}" & echo $! > worker; wait $!; {said}; sleep 999')
+    until_met(two)
+    end = time.monotonic() + 10
+    while two[1].wait("running")["processes"] != ["VLLM::Worker_TP1"]:
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    time.sleep(0.7)  # one that is seen once may be a child on its way to exec
+    os.kill(int((two[1].home / "worker").read_text()), signal.SIGKILL)
+    assert reasons(two) == [(1, "spark2", None)] * 2
+    what = two[0].wait("failed")["reason"]["what"]
+    assert what.startswith("rank 1's process VLLM::Worker_TP1 on spark2")
+    assert what.endswith("was killed by SIGKILL")
+
+
 def test_who_stops_one_stops_both(two: list[Agents]) -> None:
     start(two, "sleep 999", "sleep 999")
     until_met(two)
