@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from glmspark.models.errors import CheckpointError
@@ -43,6 +43,31 @@ class ConfigValues:
         if not least <= value <= most:
             raise self.bad(key, f"is {_short(value)}, expected {least} to {most}")
         return value
+
+    def number(self, key: str, *, default: float | None = None) -> float:
+        """A number above zero; `default` where the key is absent or null."""
+        value = self.config.get(key)
+        if value is None:
+            if default is not None:
+                return default
+            raise self.bad(key, "is missing")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+            raise self.bad(key, f"is {_short(value)}, expected a number above 0")
+        return float(value)
+
+    def one_of(self, key: str, names: Sequence[str]) -> str | None:
+        """One of these words, or None where the key is absent or null."""
+        value = self.config.get(key)
+        if value is not None and value not in names:
+            raise self.bad(key, f"is {_short(value)}, expected {' or '.join(names)}")
+        return None if value is None else str(value)
+
+    def tokens(self, key: str, vocabulary: int) -> None:
+        """A token's number or a list of them, below the vocabulary's size; absent or null is fine."""
+        value = self.config.get(key)
+        for one in value if isinstance(value, list) else [value] if value is not None else []:
+            if isinstance(one, bool) or not isinstance(one, int) or not 0 <= one < vocabulary:
+                raise self.bad(key, f"names {_short(one)}, and tokens are 0 to {vocabulary - 1}")
 
     def flag(self, key: str, *, default: bool) -> bool:
         """true or false."""

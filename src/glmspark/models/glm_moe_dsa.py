@@ -59,8 +59,39 @@ def read(config: Mapping[str, Any], where: str) -> Architecture:
         "dtype": values.text("dtype") or values.text("torch_dtype"),
         "quantization": _quantization(values, quantization),
     }
+    if config.get("model_type") == MODEL_TYPE:  # GLM-5.3-Flash's text part is read by these rules, too
+        _check_others(values, dimensions)
     specs = tuple(tensors(dimensions))
     return Architecture(name="GlmMoeDsaForCausalLM", model_type=MODEL_TYPE, specs=specs, **dimensions)
+
+
+def _check_others(values: ConfigValues, dimensions: Mapping[str, Any]) -> None:
+    """What no plan computes with and the engine reads: a wrong one would end the ranks after minutes, or give
+    another model. Absent ones have transformers' defaults."""
+    names = values.config.get("architectures")
+    if names is not None and (not isinstance(names, list) or "GlmMoeDsaForCausalLM" not in names):
+        raise values.bad("architectures", "does not name GlmMoeDsaForCausalLM")
+    if dimensions["qk_rope_head_dim"] % 2:
+        raise values.bad("qk_rope_head_dim", "is odd; rotary keys come in pairs")
+    for key in ("dtype", "torch_dtype"):
+        values.one_of(key, ("bfloat16", "float16", "float32"))
+    values.one_of("hidden_act", ("silu",))
+    values.one_of("scoring_func", ("sigmoid", "softmax"))
+    values.one_of("topk_method", ("noaux_tc",))
+    values.flag("norm_topk_prob", default=True)
+    values.number("rms_norm_eps", default=1e-5)
+    values.number("routed_scaling_factor", default=1.0)
+    groups = values.integer("n_group", most=dimensions["experts"], default=1)
+    if dimensions["experts"] % groups:
+        raise values.bad("n_group", f"is {groups}, which does not divide {dimensions['experts']} experts")
+    values.integer("topk_group", most=groups, default=1)
+    rope = values.config.get("rope_parameters") or values.config.get("rope_scaling") or {}
+    if not isinstance(rope, dict):
+        raise values.bad("rope_parameters", "is not a mapping")
+    theta = ConfigValues(rope if "rope_theta" in rope else values.config, values.where)
+    theta.number("rope_theta", default=10_000.0)
+    for key in ("eos_token_id", "pad_token_id", "bos_token_id"):
+        values.tokens(key, dimensions["vocab_size"])
 
 
 def _quantization(values: ConfigValues, config: object) -> str | None:
