@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import mmap
+import statistics
 import time
 import weakref
 from collections import deque
@@ -19,7 +20,7 @@ logger = logging.getLogger("vllm.glmspark.loader")
 
 MIB = 2**20
 
-PROBE_ROUNDS = 3
+PROBE_ROUNDS = 8
 PROBE_SECONDS = 0.8
 """After this long, or so many rounds, what was measured has to do."""
 BUFFERED_MUST_BE = 1.1
@@ -90,19 +91,20 @@ class Loaded:
 
 @dataclass
 class Rates:
-    """What the first pieces showed: bytes and seconds of each way of reading."""
+    """What the first pieces showed: bytes read in each way, and the rate of every batch."""
 
     done: dict[Mode, int] = field(default_factory=dict)
-    seconds: dict[Mode, float] = field(default_factory=dict)
+    batches: dict[Mode, list[float]] = field(default_factory=dict)
 
     def add(self, mode: Mode, nbytes: int, seconds: float) -> None:
         """Count a batch of pieces."""
         self.done[mode] = self.done.get(mode, 0) + nbytes
-        self.seconds[mode] = self.seconds.get(mode, 0.0) + seconds
+        self.batches.setdefault(mode, []).append(nbytes / max(seconds, 1e-9))
 
     def rate(self, mode: Mode) -> float:
-        """Bytes a second; 0 where nothing was measured."""
-        return self.done.get(mode, 0) / max(self.seconds.get(mode, 0.0), 1e-9)
+        """Bytes a second, the median of the batches: one that waited for another process says little. 0 where
+        nothing was measured."""
+        return statistics.median(self.batches.get(mode, [0.0]))
 
     def faster(self) -> Mode:
         """Buffered only where it is clearly faster."""
