@@ -50,7 +50,7 @@ class Fleet:
         return LocalNode(name) if address is None else await connect(address)
 
     async def again(self, name: str) -> Node:
-        """A new connection to a node, in the place of one that broke. Raises NodeError; then the old stays."""
+        """A new connection to a node, in place of one that broke. Raises NodeError; then the old stays."""
         node = await self._open(name)
         before = self.nodes.get(name)
         self.nodes[name] = node
