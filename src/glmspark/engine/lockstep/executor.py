@@ -8,6 +8,7 @@ import pickle
 import socket
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -54,6 +55,13 @@ class LockstepExecutor(Executor):
         hangup.end_with_parent(os._exit)
         self._begun = time.monotonic()
         self._started = False
+        self._sampled_apart = (
+            self.model_config.runner_type == "generate"
+            and not getattr(self.model_config, "is_diffusion", False)
+            and not self.vllm_config.is_mm_encoder_only
+            and self.vllm_config.kv_transfer_config is None
+            and self.vllm_config.ec_transfer_config is None
+        )
         self._board: Switchboard | None = None
         self._process: BaseProcess | None = None
         check_layout(self.parallel_config, self.settings)
@@ -128,8 +136,20 @@ class LockstepExecutor(Executor):
         self._started = True
 
     def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:  # type: ignore[override]
-        """One step of the model on every rank."""
+        """One step of the model on every rank.
+
+        Where tokens are sampled afterwards by a call of their own, this one has no answer but an exception.
+        So it is not waited for: that next call is there when the ranks are done, and a step has one round
+        trip.
+        """
         self._started = True
+        if self._sampled_apart and scheduler_output.total_num_scheduled_tokens > 0:
+            self.board.tell("execute_model", (scheduler_output,))
+            if not non_block:
+                return None
+            nothing: Future[None] = Future()
+            nothing.set_result(None)
+            return nothing
         pending = self._step("execute_model", scheduler_output)
         return pending if non_block else pending.result()
 

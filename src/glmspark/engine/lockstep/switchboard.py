@@ -14,6 +14,7 @@ import pickle
 import select
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from typing import Any
@@ -25,6 +26,9 @@ logger = logging.getLogger("vllm.glmspark.lockstep")
 
 BYE = "__bye__"
 """The method of the last call: the rank may end. Its arguments are the reason, where there is a bad one."""
+
+NOBODY = -1
+"""In the place of the one rank whose answer matters: none does, for there is nothing to answer."""
 
 _LAST_WORD = 1  # seconds that telling a rank of the end may take
 
@@ -75,6 +79,7 @@ class Switchboard:
         self.failure: str | None = None
         self._callback: Callable[[], None] | None = None
         self._pending: dict[int, Pending] = {}
+        self._told: deque[tuple[int, str]] = deque(maxlen=64)  # calls without an answer, for messages
         self._refused: set[int] = set()  # calls that one rank has refused; the others may do so, too
         self._number = 0
         self._lock = threading.RLock()
@@ -120,6 +125,17 @@ class Switchboard:
             for link in self.links.values():
                 self._send(link, frame)
         return pending
+
+    def tell(self, method: str, args: tuple[Any, ...]) -> None:
+        """Have every rank run `method`, which returns nothing, without waiting for it. An exception on any
+        rank ends the deployment. Raises LockstepError where it has failed already."""
+        with self._lock:
+            self._check()
+            self._number += 1
+            self._told.append((self._number, method))
+            frame = Frame.of(pickle.dumps((self._number, method, args, {}, NOBODY), pickle.HIGHEST_PROTOCOL))
+            for link in self.links.values():
+                self._send(link, frame)
 
     def wait(self, pending: Pending, timeout: float | None = None) -> None:
         """Read from all ranks until `pending` is done. Its own limit ends the deployment, `timeout` only
@@ -251,7 +267,7 @@ class Switchboard:
     def _refuse(self, peer: str, number: int, pending: Pending | None, text: str) -> None:
         if number in self._refused:
             return
-        what = pending.what if pending else "a call"
+        what = pending.what if pending else dict(self._told).get(number, "a call")
         message = f"{peer} failed in {what}: {text}"
         if pending is None or pending.vital:
             self.fail(message)

@@ -23,7 +23,7 @@ from vllm.v1.worker.worker_base import WorkerWrapperBase
 from glmspark.engine.lockstep import cores, memory
 from glmspark.engine.lockstep.link import Frame, Link
 from glmspark.engine.lockstep.settings import AGENT_STORE
-from glmspark.engine.lockstep.switchboard import BYE
+from glmspark.engine.lockstep.switchboard import BYE, NOBODY
 
 logger = logging.getLogger("vllm.glmspark.lockstep")
 
@@ -55,6 +55,8 @@ class LockstepWorker:
                 return args[0] if args else None
             try:
                 value = self._run(method, args, kwargs)
+                if only == NOBODY and value is not None:
+                    raise TypeError(f"{method} returned a {type(value).__name__} that nobody waits for")
             except Exception as error:  # rank 0 decides what becomes of it
                 logger.exception("lockstep: rank %d failed in %s", self.rank, method)
                 self._refuse(number, error)

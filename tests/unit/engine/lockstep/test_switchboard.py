@@ -138,6 +138,31 @@ def test_an_error_that_is_the_callers_leaves_the_rest_alone(made: Callable[..., 
     assert not ranks.failed.is_set()
 
 
+def test_what_has_no_answer_is_done_before_what_follows(made: Callable[..., Ranks]) -> None:
+    ranks = made(echo)
+    for number in range(5):
+        ranks.board.tell("execute_model", (number,))
+    assert ranks.call("sample_tokens", only=2).result() == {2: (2, "sample_tokens")}
+    assert ranks.call("check", finish=len).result() == 3
+    for worker in ranks.workers:
+        assert worker.calls == ["execute_model"] * 5 + ["sample_tokens", "check"]
+
+
+def test_an_error_in_what_has_no_answer_is_told_to_who_waits_next(made: Callable[..., Ranks]) -> None:
+    def do(rank: int, method: str, *args: Any) -> Any:
+        if method == "execute_model" and rank == 1:
+            raise ValueError("no such block")
+        if rank != 1:
+            time.sleep(20)  # as in a collective that rank 1 will never join
+
+    ranks = made(do)
+    ranks.board.tell("execute_model", ("step",))
+    with pytest.raises(LockstepError, match="rank 1 failed in execute_model: ValueError: no such block"):
+        ranks.call("sample_tokens", only=0, vital=True).result()
+    with pytest.raises(LockstepError, match="no such block"):
+        ranks.board.tell("execute_model", ("step",))
+
+
 def test_a_call_that_several_ranks_refuse_is_refused_once(made: Callable[..., Ranks]) -> None:
     def do(rank: int, method: str, *args: Any) -> Any:
         if method == "add_lora":
