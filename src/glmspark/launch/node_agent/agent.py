@@ -241,7 +241,8 @@ class Agent:
             self.peers.announce(self._describe(f"process {name}", one.pid, None))
             await asyncio.sleep(0.2)  # for vLLM to say what it knows of it
             told = next((found for line in reversed(self.log.tail) if (found := _TOLD.search(line))), None)
-            await self._blame(f"process {name}", one.pid, int(told[1]) if told else None)
+            if told is not None or living(main.pid) is not None:  # else both went down together
+                await self._blame(f"process {name}", one.pid, int(told[1]) if told else None)
 
     async def _blame(self, name: str, pid: int, status: int | None, *, oom: bool = False) -> None:
         """Stop, with what happened here as the reason, unless it followed from another rank's end."""
