@@ -49,7 +49,8 @@ def main(argv: list[str] | None = None) -> None:
     if not argv or argv[0] in {"-h", "--help"}:
         print(__doc__)
         return
-    from glmspark.engine.ray.node import USAGE, Life, guard, versions
+    from glmspark.engine.ray.guard import guard
+    from glmspark.engine.ray.node import USAGE, Life, versions
     from glmspark.engine.ray.roll_call import Caller
 
     try:
@@ -119,22 +120,16 @@ def _divided(argv: list[str]) -> tuple[list[str], bool, list[str]]:
 def check_flags(node: RayNode) -> None:
     """Raise `UsageError` for flags that belong to another backend, or for ranks that have no node."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--tensor-parallel-size", "-tp", type=int, default=1)
-    parser.add_argument("--pipeline-parallel-size", "-pp", type=int, default=1)
     parser.add_argument("--distributed-executor-backend", default="ray")
     known, _ = parser.parse_known_args(list(node.flags))
     words = {word.partition("=")[0] for word in node.flags}
     if clash := sorted(words.intersection(_OTHER_BACKENDS)):
         raise UsageError(f"{', '.join(clash)}: these are for ranks without Ray; leave them out")
     if known.distributed_executor_backend != "ray":
+        raise UsageError(f"--distributed-executor-backend {known.distributed_executor_backend} on a ray node")
+    if start_method.is_cpu_build() and node.ranks != node.nodes:
         raise UsageError(
-            f"--distributed-executor-backend {known.distributed_executor_backend}: this is a ray node"
-        )
-    ranks = known.tensor_parallel_size * known.pipeline_parallel_size
-    if start_method.is_cpu_build() and ranks != node.nodes:
-        raise UsageError(
-            f"-tp {known.tensor_parallel_size} times -pp {known.pipeline_parallel_size} is {ranks} ranks, "
-            f"but --nodes is {node.nodes}: on the CPU a node has one rank"
+            f"-tp times -pp is {node.ranks} ranks, but --nodes is {node.nodes}: on the CPU each has one"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -55,6 +56,15 @@ class RayNode:
     nodes: int
     join_limit: float
     flags: tuple[str, ...]
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks the flags ask for: tensor times pipeline parallel size."""
+        parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        parser.add_argument("--tensor-parallel-size", "-tp", type=int, default=1)
+        parser.add_argument("--pipeline-parallel-size", "-pp", type=int, default=1)
+        known, _ = parser.parse_known_args(list(self.flags))
+        return int(known.tensor_parallel_size * known.pipeline_parallel_size)
 
 
 def start_command(node: RayNode, control: str, directory: Path, *, cpu: bool) -> list[str]:

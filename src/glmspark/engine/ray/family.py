@@ -52,11 +52,11 @@ def members() -> list[psutil.Process]:
 
 
 def named(*names: str) -> list[psutil.Process]:
-    """Those of `members` whose program has one of the names."""
+    """Those of `members` whose names begin so."""
     found = []
     for process in members():
         with contextlib.suppress(psutil.Error):
-            if process.name() in names:
+            if process.name().startswith(names):
                 found.append(process)
     return found
 

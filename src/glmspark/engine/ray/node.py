@@ -8,9 +8,9 @@ import importlib.metadata
 import ipaddress
 import os
 import platform
+import re
 import signal
 import socket
-import sys
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,14 +18,18 @@ from pathlib import Path
 from glmspark.engine.ray import family
 from glmspark.engine.ray.commands import RayNode, serve_command, start_command
 from glmspark.engine.ray.output import Output
-from glmspark.engine.ray.roll_call import Caller, EndedError, Line, RollCall, RollCallError, call
+from glmspark.engine.ray.roll_call import Caller, EndedError, GoneError, Line, RollCall, RollCallError, call
 
 STOPPED, FAILED, USAGE, GONE = 0, 1, 2, 3
 
 _GRACE = 1.0  # seconds the server has for the answers it is giving when it is told to stop
 _START_LIMIT = 180.0  # seconds for `ray start`, which takes 5 on an idle machine
 _PUMP = 0.2
-_LOOK = 2.0
+_LONGEST_LINE = 1 << 20  # bytes
+_LOOK_FIRST, _LOOK_LAST = 0.25, 1.0
+_WORKER_ENDED = "vLLM's worker on node {} has ended"
+# How vLLM's executor says that a worker is gone that it did not end itself.
+_DIED = re.compile(r"RayWorkerProc rank=\[([\d, ]+)\] died unexpectedly")
 
 
 class NodeError(RuntimeError):
@@ -68,6 +72,7 @@ class Life:
     cpu: bool
     parent: int = field(default_factory=os.getpid)  # made before the fork, so the child's parent
     _segments: set[Path] = field(default_factory=set)
+    _dead_ranks: list[int] = field(default_factory=list)
 
     async def run(self) -> int:
         """Live until told to stop, or until something ends that must not; then end everything below this.
@@ -109,10 +114,16 @@ class Life:
                 say(f"would not go: {', '.join(left)}")
 
     async def _look(self) -> None:
-        """Remember which shared memory the processes have: one that ends by itself leaves it behind."""
+        """Remember which shared memory the processes have: one that is killed leaves it behind.
+
+        Often while it changes, as it does when groups are formed; ever more seldom afterwards.
+        """
+        pause = _LOOK_FIRST
         while True:
-            await asyncio.sleep(_LOOK)
-            self._segments |= family.shared_memory(family.members())
+            await asyncio.sleep(pause)
+            found = family.shared_memory(family.members())
+            pause = _LOOK_FIRST if found - self._segments else min(2 * pause, _LOOK_LAST)
+            self._segments |= found
 
     async def _lead(self) -> None:
         port = _free_port(self.node.ip)
@@ -133,7 +144,7 @@ class Life:
             await _before(self._processes_end(), roll.complete(self.node.join_limit))
             say(f"all {self.node.nodes} nodes are here: {', '.join(self._order(roll))}")
             server = await self._serve(control, roll)
-            await _before(self._processes_end(), roll.lost_raises(), self._server_ends(server))
+            await _before(self._processes_end(), roll.lost_raises(), self._server_ends(server, roll))
         except asyncio.CancelledError:
             reason = self._why_stopped()
             if server is not None:
@@ -161,6 +172,10 @@ class Life:
             raise
         except NodeError as error:
             last = str(error)
+            raise
+        except GoneError as error:
+            if _WORKER_ENDED.format(self.node.ip) in str(error):
+                raise NodeError(f"vLLM's worker ended on this node{self._last_words()}") from error
             raise
         finally:
             if line is not None:
@@ -221,16 +236,49 @@ class Life:
             f"{address}@{callers[address].interface}" for address in self._order(roll)
         )
         return await asyncio.create_subprocess_exec(
-            *serve_command(self.node), env=environment, stdin=asyncio.subprocess.DEVNULL
+            *serve_command(self.node),
+            env=environment,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            limit=_LONGEST_LINE,
         )
+
+    async def _relay(self, server: asyncio.subprocess.Process) -> None:
+        """Print what the server says, and note which ranks' workers it finds dead."""
+        assert server.stdout is not None  # noqa: S101 - it is a pipe
+        while True:
+            try:
+                line = await server.stdout.readline()
+            except ValueError:
+                continue  # a line of megabytes; its beginning is lost
+            if not line:
+                return
+            text = line.decode(errors="replace").rstrip("\n")
+            print(text, flush=True)
+            if found := _DIED.search(text):
+                self._dead_ranks += [int(rank) for rank in found[1].split(",")]
 
     def _order(self, roll: RollCall) -> list[str]:
         """The nodes' addresses in rank order: the plan's, or the head and then the others by address."""
         others = sorted(roll.present, key=lambda text: int(ipaddress.ip_address(text)))
         return list(self.expected) or [self.caller.address, *others]
 
-    async def _server_ends(self, server: asyncio.subprocess.Process) -> None:
-        code = await server.wait()
+    async def _server_ends(self, server: asyncio.subprocess.Process, roll: RollCall) -> None:
+        """Wait for the server to end. Raises `RollCallError` where a worker on another node has ended before,
+        `NodeError` else."""
+        relay = asyncio.create_task(self._relay(server))
+        try:
+            code = await server.wait()
+            await asyncio.wait([relay], timeout=0.5)
+        finally:
+            relay.cancel()
+        order = self._order(roll)
+        if self._dead_ranks:
+            address = order[self._dead_ranks[0] * len(order) // self.node.ranks]
+            if address != self.node.ip:
+                raise RollCallError(_WORKER_ENDED.format(address))
+            raise NodeError(f"vLLM's worker ended on this node{self._last_words()}")
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with {code}"
         raise NodeError(f"the server ended {how}")
 
@@ -288,49 +336,3 @@ def _free_port(address: str) -> int:
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
         probe.bind((address, 0))
         return int(probe.getsockname()[1])
-
-
-def live(life: Life) -> int:
-    """Run the node to its end in this process; its exit code."""
-    family.adopt_orphans()
-    return asyncio.run(life.run())
-
-
-def guard(life: Life) -> int:
-    """Run the node in a child and clean up after it, however it ends. Returns the exit code.
-
-    Whoever kills the child leaves its processes to this one, which ends them; whoever kills this one gets the
-    child a SIGTERM, which does the same. To be called while this process has a single thread.
-    """
-    family.adopt_orphans()
-    parent = os.getpid()
-    child = os.fork()
-    if child == 0:
-        code = FAILED
-        try:
-            family.end_with_parent(parent)
-            code = live(life)
-        finally:
-            sys.stdout.flush()
-            os._exit(code)
-
-    asked = False
-
-    def stop(*_: object) -> None:
-        nonlocal asked
-        asked = True
-        os.kill(child, signal.SIGTERM)
-        signal.setitimer(signal.ITIMER_REAL, 2.5)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stop)
-    signal.signal(signal.SIGALRM, lambda *_: os.kill(child, signal.SIGKILL))
-    _, status = os.waitpid(child, 0)
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    killed = os.WIFSIGNALED(status)
-    if left := family.sweep(life.directory):
-        say(f"would not go: {', '.join(left)}")
-    if killed and not asked:
-        say(f"the node's own process was ended by {signal.Signals(os.WTERMSIG(status)).name}")
-        return FAILED
-    return STOPPED if asked else os.waitstatus_to_exitcode(status)
