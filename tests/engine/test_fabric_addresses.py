@@ -36,9 +36,7 @@ def test_a_worker_with_another_address_than_the_plan_gives_it(
         wrapper.vllm_config, wrapper.worker = config, Device()
     wrappers[0].init_device()
     assert wrappers[0].worker.begun
-    with pytest.raises(
-        AddressError, match=r"rank 1 of 2: the plan has it at 127\.0\.0\.9 on lo, but"
-    ):
+    with pytest.raises(AddressError, match=r"rank 1 of 2: the plan has it at 127\.0\.0\.9 on lo, but"):
         wrappers[1].init_device()
     assert not wrappers[1].worker.begun
 
