@@ -46,4 +46,7 @@ def serving(executor: str, layout: Layout, flags: dict[str, str] | None = None) 
     with tempfile.TemporaryDirectory(prefix="glmspark-bench-") as logs:
         ranks = EXECUTORS[executor](CHECKPOINT, layout, Path(logs), flags=dict(flags or {}))
         with ranks:
+            shared = ranks.shared_memory()
             yield ranks
+        for path in shared:  # vLLM's CPU communicator leaves its names behind
+            path.unlink(missing_ok=True)
