@@ -18,11 +18,13 @@ from glmspark.cli import (
     clean,
     doctor,
     down,
+    fetch,
     image,
     init,
     inspect,
     lab,
     logs,
+    models,
     patches,
     recipe,
     restart,
@@ -48,6 +50,9 @@ app.command()(patches.patches)
 app.command()(init.init)
 app.command()(doctor.doctor)
 app.command()(inspect.inspect)
+app.command()(fetch.fetch)
+app.command()(fetch.verify)
+app.add_typer(models.app)
 app.add_typer(tune.app)
 app.add_typer(recipe.app)
 app.add_typer(image.app)

@@ -38,10 +38,11 @@ def parse_hub(text: str) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class HubFile:
-    """sha256: of the content, as the hub has it for large files; None for small ones."""
+    """sha256: of the content, as the hub has it for large files; None for small ones. blob: git's hash."""
 
     size: int
     sha256: str | None
+    blob: str | None = None
 
 
 class HubFiles:
@@ -71,12 +72,14 @@ class HubFiles:
             ) from None
         self.commit = str(info.sha or revision)
         self.files = {
-            one.rfilename: HubFile(int(one.size), getattr(one.lfs, "sha256", None) if one.lfs else None)
+            one.rfilename: HubFile(
+                int(one.size), getattr(one.lfs, "sha256", None) if one.lfs else None, one.blob_id
+            )
             for one in info.siblings or ()
             if one.size is not None
         }
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._client = httpx.Client(timeout=_TIMEOUT, follow_redirects=True, headers=headers)
+        self.headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._client = httpx.Client(timeout=_TIMEOUT, follow_redirects=True, headers=self.headers)
 
     def close(self) -> None:
         """Let go of the connections."""

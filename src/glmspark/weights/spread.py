@@ -1,0 +1,311 @@
+"""Weights along a chain of nodes: each takes from the one before it and passes on what it has verified.
+
+The control machine starts the relay on every node over SSH, tells each where the one before it listens, and
+starts one that was killed anew; what is verified is never sent again. The relays end with the connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import ipaddress
+import json
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import asyncssh
+
+from glmspark.nodes.fleet import Fleet
+from glmspark.nodes.ssh import SshNode
+from glmspark.nodes.transport import NodeError
+from glmspark.weights.archive import Program, place
+
+__all__ = ["HubSource", "Outcome", "Piece", "Plan", "Progress", "certificate", "chain", "spread"]
+
+_RESTARTS = 5
+"""Times that one node's relay is started anew within a transfer."""
+_LINE = 1 << 20
+
+
+@dataclass(frozen=True)
+class HubSource:
+    """Where a file lies on the hub, and the hash of it that the hub states."""
+
+    url: str
+    sha256: str | None = None
+    blob: str | None = None
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A file of the model. source: a node's name, a place on the hub, or None where the node has it."""
+
+    name: str
+    size: int
+    source: str | HubSource | None
+
+    def to_json(self) -> dict[str, Any]:
+        """As the relay reads it."""
+        said: Any = self.source
+        if isinstance(said, HubSource):
+            said = {"url": said.url, "sha256": said.sha256, "blob": said.blob}
+        return {"name": self.name, "size": self.size, "from": said}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What each node is to have, and where from. addresses: each node's on the fabric. elsewhere: patterns of
+    directories on nodes in which the files may lie already. rate: bytes a second that each node sends."""
+
+    directory: str
+    pieces: Mapping[str, Sequence[Piece]]
+    addresses: Mapping[str, str]
+    elsewhere: tuple[str, ...] = ()
+    rate: int | None = None
+    trusted: bool = False
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+@dataclass
+class Progress:
+    """One node's, in bytes. cpu: seconds its relay used. eta: seconds left, None while that is not known."""
+
+    node: str
+    verified: int = 0
+    total: int = 0
+    received: int = 0
+    reused: int = 0
+    sent: int = 0
+    cpu: float = 0.0
+    wrong: int = 0
+    broken: int = 0
+    restarts: int = 0
+    done: bool = False
+    eta: float | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A transfer that ended well."""
+
+    nodes: Mapping[str, Progress]
+    seconds: float
+    algorithm: str
+
+
+def chain(
+    nodes: Sequence[str],
+    files: Mapping[str, int],
+    wanted: Mapping[str, set[str]] | None = None,
+    hub: Mapping[str, HubSource] | None = None,
+) -> dict[str, list[Piece]]:
+    """Where each node takes each file from: the nearest before it that gets it too, else the first.
+
+    The first has all files, or takes them from the hub. wanted: by node, the files it is to keep, all where
+    it is not named. config.json comes last: a directory without it is no model yet.
+    """
+    order = sorted(files, key=lambda name: (name == "config.json", name))
+    first = nodes[0]
+    pieces: dict[str, list[Piece]] = {
+        first: [Piece(name, files[name], hub[name] if hub else None) for name in order]
+    }
+    holders = dict.fromkeys(order, first)
+    for node in nodes[1:]:
+        mine = [name for name in order if wanted is None or node not in wanted or name in wanted[node]]
+        pieces[node] = [Piece(name, files[name], holders[name]) for name in mine]
+        holders |= dict.fromkeys(mine, node)
+    return pieces
+
+
+def certificate() -> str:
+    """A key and a certificate for one transfer, as PEM: both sides of each connection show it, and trust it
+    alone. It is never written to a disk."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import NameOID
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "glmspark transfer")])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        # Clocks of nodes differ; what limits its use is that nobody has the key when the transfer is over.
+        .not_valid_before(now - datetime.timedelta(days=365))
+        .not_valid_after(now + datetime.timedelta(days=365))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return (private + made.public_bytes(serialization.Encoding.PEM)).decode()
+
+
+async def spread(
+    fleet: Fleet,
+    plan: Plan,
+    *,
+    pythons: tuple[str, ...] = (),
+    told: Callable[[Mapping[str, Progress]], None] = lambda _: None,
+) -> Outcome:
+    """Bring every node what it is to have. pythons: to try on nodes besides python3. told: now and then.
+
+    Raises NodeError naming node, step and what to do; what is verified by then is kept, and goes on from
+    there when it is called again.
+    """
+    names = list(plan.pieces)
+    for name in names:
+        if name in fleet.lost:
+            raise fleet.lost[name]
+        ipaddress.ip_address(plan.addresses[name])
+    programs: dict[str, Program] = {}
+    for name, found in (await fleet.each(lambda node: place(node, pythons), names=names)).items():
+        if isinstance(found, NodeError):
+            raise found
+        programs[name] = found
+    shared = set.intersection(*(set(one.algorithms) for one in programs.values()))
+    algorithm = "blake3" if "blake3" in shared else "blake2b"
+    key = {"secret": secrets.token_hex(32)} if plan.trusted else {"pem": certificate()}
+    run = _Run(fleet, plan, programs, algorithm, key, told)
+    begun = time.monotonic()
+    await run.all()
+    return Outcome(run.progress, time.monotonic() - begun, algorithm)
+
+
+class _Run:
+    def __init__(
+        self,
+        fleet: Fleet,
+        plan: Plan,
+        programs: Mapping[str, Program],
+        algorithm: str,
+        key: Mapping[str, str],
+        told: Callable[[Mapping[str, Progress]], None],
+    ) -> None:
+        self.fleet, self.plan, self.programs = fleet, plan, programs
+        self.algorithm, self.key, self.told = algorithm, key, told
+        self.progress = {name: Progress(name) for name in plan.pieces}
+        self._where: dict[str, str] = {}
+        self._processes: dict[str, asyncssh.SSHClientProcess[bytes]] = {}
+        self._begun = time.monotonic()
+        self._over = asyncio.Event()
+
+    async def all(self) -> None:
+        """All relays, until every node has what it is to have."""
+        tasks = [asyncio.create_task(self._node(name)) for name in self.plan.pieces]
+        try:
+            for task in asyncio.as_completed(tasks):
+                await task
+        finally:
+            self._over.set()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _node(self, name: str) -> None:
+        while True:
+            try:
+                await self._relay(name)
+            except (asyncssh.Error, OSError) as error:
+                reason = str(error) or type(error).__name__
+            else:
+                if self._all_done():
+                    return
+                reason = "its relay ended"
+            finally:
+                self._where.pop(name, None)
+            self.progress[name].restarts += 1
+            if self.progress[name].restarts > _RESTARTS:
+                raise NodeError(
+                    f"the relay there ended {_RESTARTS + 1} times before it was done",
+                    host=name,
+                    step="spread the weights",
+                    seen=reason,
+                    next="see the node's kernel log (dmesg): was it killed for memory?",
+                )
+            await asyncio.sleep(0.5)
+            with contextlib.suppress(NodeError):
+                await self.fleet.again(name)
+
+    async def _relay(self, name: str) -> None:
+        node = self.fleet.nodes[name]
+        if not isinstance(node, SshNode):
+            raise NodeError("weights spread over SSH only", host=name, step="spread the weights")
+        try:
+            process = await node.open(self.programs[name].argv("run"))
+        except NodeError as error:  # the connection is gone: it may come again
+            raise OSError(error.message) from error
+        self._processes[name] = process
+        try:
+            process.stdin.write(json.dumps(self._spec(name)).encode() + b"\n")
+            if self._where:
+                self._tell(process, self._where)
+            while line := await process.stdout.readline():
+                self._heard(name, json.loads(line))
+            await process.wait_closed()
+            if process.exit_status not in (0, None) and not self._all_done():
+                complaint = (await process.stderr.read(2000)).decode(errors="replace")
+                raise OSError(complaint.strip()[-300:] or f"its relay left with {process.exit_status}")
+        finally:
+            process.close()
+            self._processes.pop(name, None)
+
+    def _spec(self, name: str) -> dict[str, Any]:
+        plan = self.plan
+        gives = any(piece.source == name for pieces in plan.pieces.values() for piece in pieces)
+        downloads = any(isinstance(piece.source, HubSource) for piece in plan.pieces[name])
+        return {
+            "directory": plan.directory,
+            "algorithm": self.algorithm,
+            "files": [piece.to_json() for piece in plan.pieces[name]],
+            "listen": plan.addresses[name] if gives else None,
+            "key": self.key,
+            "rate": plan.rate,
+            "elsewhere": plan.elsewhere,
+            "headers": dict(plan.headers) if downloads else {},
+        }
+
+    def _heard(self, name: str, said: dict[str, Any]) -> None:
+        mine = self.progress[name]
+        match said.get("t"):
+            case "listening" if said["address"] is not None:
+                self._where[name] = said["address"]
+                for other in self._processes.values():
+                    self._tell(other, {name: said["address"]})
+            case "progress" | "done":
+                for key in ("verified", "total", "received", "sent", "cpu", "wrong", "broken", "reused"):
+                    if key in said:
+                        setattr(mine, key, said[key])
+                mine.done = mine.done or said["t"] == "done"
+                seconds = time.monotonic() - self._begun
+                left = mine.total - mine.verified
+                mine.eta = None if not mine.received else left * seconds / mine.received
+                self.told(self.progress)
+                if self._all_done():
+                    for other in self._processes.values():
+                        with contextlib.suppress(OSError, asyncssh.Error):
+                            other.stdin.write(b'{"stop": true}\n')
+            case "failed":
+                raise NodeError(
+                    str(said.get("error")),
+                    host=name,
+                    step=said.get("step") or "spread the weights",
+                    next=said.get("next") or "fetch again: it goes on where it stopped",
+                )
+
+    @staticmethod
+    def _tell(process: asyncssh.SSHClientProcess[bytes], where: Mapping[str, str]) -> None:
+        with contextlib.suppress(OSError, asyncssh.Error):
+            process.stdin.write(json.dumps({"upstreams": dict(where)}).encode() + b"\n")
+
+    def _all_done(self) -> bool:
+        return all(one.done for one in self.progress.values())

@@ -1,0 +1,181 @@
+"""Weights hashed again where they lie, on all nodes at once; and which models lie there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import posixpath
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import asyncssh
+
+from glmspark.nodes.facts import Fact
+from glmspark.nodes.fleet import Fleet
+from glmspark.nodes.node import Node
+from glmspark.nodes.ssh import SshNode
+from glmspark.nodes.survey import survey
+from glmspark.nodes.transport import NodeError
+from glmspark.weights.archive import place as place_program
+
+__all__ = ["Checked", "StoredModel", "list_models", "remove_model", "verify"]
+
+_SCAN = """\
+import json, os, sys
+root = os.path.expanduser(sys.argv[1])
+found = []
+for name in sorted(os.listdir(root)) if os.path.isdir(root) else []:
+    path = os.path.join(root, name)
+    if name.startswith(".") or not os.path.isdir(path):
+        continue
+    own = linked = files = 0
+    partial = False
+    for folder, _, names in os.walk(path):
+        for one in names:
+            at = os.path.join(folder, one)
+            partial = partial or one.endswith(".part")
+            try:
+                size = os.stat(at).st_size
+            except OSError:
+                continue
+            files += 1
+            if os.path.islink(at):
+                linked += size
+            else:
+                own += os.stat(at).st_blocks * 512
+    known = os.path.exists(os.path.join(path, ".glmspark-weights.json"))
+    if os.path.exists(os.path.join(path, "config.json")) or partial:
+        found.append([name, files, own, linked, partial, known])
+print(json.dumps([root, found]))
+"""
+
+
+@dataclass(frozen=True)
+class StoredModel:
+    """A model's directory on a node. nbytes: of disk; linked: bytes of files it links to. partial: a transfer
+    into it has not ended. hashed: whether its hashes are kept beside it."""
+
+    path: str
+    files: int
+    nbytes: int
+    linked: int
+    partial: bool
+    hashed: bool
+
+
+@dataclass
+class Checked:
+    """One node's verification. problems: by file. error: why it could not be done, with the way out."""
+
+    node: str
+    verified: int = 0
+    total: int = 0
+    files: int = 0
+    problems: dict[str, str] = field(default_factory=dict)
+    error: NodeError | None = None
+    done: bool = False
+
+    @property
+    def good(self) -> bool:
+        """Whether every file is what it was when it came."""
+        return self.done and not self.problems and self.error is None
+
+
+async def verify(
+    fleet: Fleet,
+    place: str,
+    *,
+    pythons: tuple[str, ...] = (),
+    told: Callable[[Mapping[str, Checked]], None] = lambda _: None,
+) -> dict[str, Checked]:
+    """Hash a model's files on every node, all at once, against the hashes kept beside them."""
+    found = {name: Checked(name) for name in (*fleet.nodes, *fleet.lost)}
+    for name, error in fleet.lost.items():
+        found[name].error = error
+
+    async def one(node: Node) -> None:
+        mine = found[node.host]
+        program = await place_program(node, pythons)
+        if not isinstance(node, SshNode):
+            raise NodeError("weights are verified over SSH only", host=node.host, step="verify")
+        process = await node.open(program.argv("verify", place))
+        try:
+            while line := await process.stdout.readline():
+                _hear(mine, json.loads(line))
+                told(found)
+            await process.wait_closed()
+        except (asyncssh.Error, OSError, ValueError) as error:
+            raise NodeError(str(error) or "the connection broke", host=node.host, step="verify") from error
+        finally:
+            process.close()
+        if not mine.done and mine.error is None:
+            raise NodeError("the relay ended before it was done", host=node.host, step="verify")
+
+    for name, result in (await fleet.each(one)).items():
+        if isinstance(result, NodeError):
+            found[name].error = result
+    return found
+
+
+def _hear(mine: Checked, said: Mapping[str, object]) -> None:
+    match said.get("t"):
+        case "progress" | "done":
+            mine.verified, mine.total = int(str(said["verified"])), int(str(said["total"]))
+            if said["t"] == "done":
+                mine.files, mine.done = int(str(said["files"])), True
+        case "file" if not said["ok"]:
+            mine.problems[str(said["name"])] = str(said["problem"])
+        case "failed":
+            mine.error = NodeError(
+                str(said["error"]), host=mine.node, step=str(said["step"]), next=str(said["next"]) or None
+            )
+
+
+def _parse(text: str) -> tuple[str, dict[str, StoredModel]]:
+    try:
+        root, rows = json.loads(text)
+        return str(root), {
+            str(name): StoredModel(posixpath.join(root, name), *values) for name, *values in rows
+        }
+    except TypeError as error:
+        raise ValueError(f"not a list of models: {error}") from None
+
+
+async def list_models(fleet: Fleet, models: str) -> dict[str, dict[str, StoredModel] | NodeError]:
+    """The models below cluster.paths.models on every node, by name."""
+    fact = Fact(f"models in {models}", ("python3", "-c", _SCAN, models), _parse)
+
+    async def one(node: Node) -> dict[str, StoredModel]:
+        facts = await survey(node, [fact], each=120, timeout=130)
+        found = facts.get(fact)
+        if found is None:
+            raise NodeError(
+                f"cannot look into {models}: {facts.problem(fact)}", host=node.host, step="list models"
+            )
+        return found[1]
+
+    return {**await fleet.each(one), **fleet.lost}
+
+
+async def remove_model(fleet: Fleet, where: Mapping[str, StoredModel]) -> dict[str, NodeError | None]:
+    """Remove a model's directory on these nodes; what it links to stays. By node, an error or None."""
+
+    async def one(node: Node) -> None:
+        path = where[node.host].path
+        # Renamed first: whatever happens then, no half model lies under its name.
+        aside = posixpath.join(posixpath.dirname(path), f".removing-{posixpath.basename(path)}")
+        lock = posixpath.join(path, ".glmspark-lock")
+        await node.must(
+            ["flock", "-n", lock, "mv", "-T", "--", path, aside],
+            f"remove {path}",
+            next="is a transfer into it going on? Wait until it has ended",
+        )
+        await node.must(["rm", "-rf", "--", aside], f"remove {path}", timeout=600)
+
+    with contextlib.suppress(asyncio.CancelledError):
+        return {
+            name: result if isinstance(result, NodeError) else None
+            for name, result in (await fleet.each(one, names=list(where))).items()
+        }
+    raise asyncio.CancelledError

@@ -1,0 +1,89 @@
+"""`glmspark models` and `glmspark fetch`, as far as they go without nodes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from glmspark.weights.verify import StoredModel
+from tests.unit.cli.commands import Glmspark
+from tests.unit.nodes.sparks import CLUSTER
+
+MODEL = StoredModel("/models/m", 3, 10**9, 0, False, True)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cluster file whose nodes all have a model, and cannot be reached."""
+
+    class Nowhere:
+        def __init__(self, addresses: Any) -> None:
+            self.nodes: dict[str, Any] = {}
+            self.lost: dict[str, Any] = {}
+
+        async def __aenter__(self) -> Nowhere:
+            return self
+
+        async def __aexit__(self, *_: object) -> None:
+            pass
+
+    async def listed(*_: object) -> dict[str, dict[str, StoredModel]]:
+        return {"spark1": {"m": MODEL}, "spark2": {"m": MODEL}}
+
+    monkeypatch.setattr("glmspark.nodes.fleet.Fleet", Nowhere)
+    monkeypatch.setattr("glmspark.weights.verify.list_models", listed)
+    path = tmp_path / "cluster.yaml"
+    path.write_text(CLUSTER)
+    return path
+
+
+def removing(monkeypatch: pytest.MonkeyPatch, state: dict[str, Any]) -> list[str]:
+    """What is removed, where one deployment is in this state."""
+    removed: list[str] = []
+
+    async def states(*_: object, **__: object) -> dict[str, list[dict[str, Any]]]:
+        return {"spark1": [state]}
+
+    async def remove(_: object, where: dict[str, StoredModel]) -> dict[str, None]:
+        removed.extend(where)
+        return dict.fromkeys(where)
+
+    monkeypatch.setattr("glmspark.launch.agents.Agents.all_states", states)
+    monkeypatch.setattr("glmspark.weights.verify.remove_model", remove)
+    return removed
+
+
+@pytest.mark.parametrize(
+    ("alive", "path", "stays"),
+    [(True, "/models/m", True), (True, "/models/n", False), (False, "/models/m", False)],
+)
+def test_what_a_deployment_uses_stays(
+    glmspark: Glmspark, cluster: Path, monkeypatch: pytest.MonkeyPatch, alive: bool, path: str, stays: bool
+) -> None:
+    state = {"name": "big", "alive": alive, "record": {"ranks": [{"command": ["serve", path]}]}}
+    removed = removing(monkeypatch, state)
+    done = glmspark("models", "rm", "m", "--cluster", cluster, "--yes")
+    assert done.code == int(stays)
+    assert removed == ([] if stays else ["spark1", "spark2"])
+    if stays:
+        assert "big uses it" in done.err
+
+
+def test_models_are_shown(glmspark: Glmspark, cluster: Path) -> None:
+    done = glmspark("models", "list", "--cluster", cluster)
+    assert (done.code, done.out.count("953.7 MiB")) == (0, 2)
+    assert glmspark("models", "list", "--cluster", cluster, "--json").json["spark2"]["m"]["files"] == 3
+
+
+def test_a_model_that_is_not_there(glmspark: Glmspark, cluster: Path) -> None:
+    done = glmspark("models", "rm", "x", "--cluster", cluster, "--yes")
+    assert done.code == 2
+    assert "there are m" in done.err
+
+
+def test_fetch_says_what_it_cannot_use(glmspark: Glmspark, cluster: Path) -> None:
+    assert "comes with glmspark" in glmspark("fetch", "glm-tiny", "--cluster", cluster).err
+    assert "--rate" in glmspark("fetch", "glm-tiny", "--cluster", cluster, "--rate", "fast").err
+    assert glmspark("verify", "glm-tiny", "--cluster", cluster).code == 2
