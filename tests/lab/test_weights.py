@@ -131,7 +131,26 @@ def test_a_full_disk_is_told_before_and_what_came_is_kept(lab: VirtualSparks, tm
         assert error["host"] == THIRD
         assert "bytes free" in error["error"]
         assert "make room" in error["next"]
+        # Filled while it goes on, in the middle of a chunk.
         lab.inside(THIRD, "mount", "-o", "remount,size=256m", "none", models, root=True)
+
+        def fill() -> None:
+            _until(lambda: ".part" in lab.inside(THIRD, "ls", "-A", model.place).stdout)
+            time.sleep(1.5)
+            lab.inside(THIRD, "dd", "if=/dev/zero", f"of={models}/x", "bs=1M")
+
+        filler = threading.Thread(target=fill)
+        filler.start()
+        error = json.loads(model.run("fetch", "--rate", "10MB", ok=False).stdout)
+        filler.join()
+        assert (error["host"], error["step"]) == (THIRD, "write the weights")
+        assert "No space left" in error["error"]
+        kept = int(lab.shell(THIRD, "du", "-sm", "--exclude=x", models).split()[0])
+        assert kept >= 8
+        lab.shell(THIRD, "rm", f"{models}/x")
+        again = model.fetch()[THIRD]
+        assert again["reused"] >= (kept - 5) << 20
+        assert again["received"] + again["reused"] == 2 * MIB * 2**20 + 4
         assert model.fetch()[THIRD]["verified"] == 2 * MIB * 2**20 + 4
     finally:
         lab.inside(THIRD, "umount", models, root=True)

@@ -221,3 +221,18 @@ def test_verify_names_what_is_damaged(pyz, tmp_path):
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_at_a_random_moment(tmp_path, name):
     happen(name, tmp_path / "scene", list(FAULTS).index(name))
+
+
+def test_what_a_kill_left_beside_a_whole_file_goes(pyz, tmp_path):
+    """Killed between the rename and the journal's end."""
+    source = model(tmp_path / "a", SIZES)
+    target = model(tmp_path / "b", SIZES)
+    (target / ".a.safetensors.journal").write_bytes(bytes(72))
+    key = new_key(True)
+    giver = Relay(pyz, source, SIZES, key, None)
+    taker = Relay(pyz, target, SIZES, key, "a")
+    taker.upstream("a", giver.address)
+    assert taker.until("done", "failed")["reused"] == TOTAL
+    assert sorted(one.name for one in target.iterdir() if one.name.startswith(".a")) == []
+    giver.end()
+    taker.end()

@@ -209,8 +209,6 @@ class Transfer:
         if not whole:
             return False
         file.path.symlink_to(path.resolve())
-        for left in (file.part, file.journal):
-            left.unlink(missing_ok=True)
         file.adopt(mine)
         self.reused += file.size
         return True

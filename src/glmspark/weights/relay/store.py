@@ -44,6 +44,7 @@ class File:
         self.proven = False
         self.failed: str | None = None
         self.received = 0
+        self._counted = 0
         self._handle: int | None = None
         self._log: int | None = None
         self._changed = threading.Condition()
@@ -69,7 +70,9 @@ class File:
             return None
 
     def adopt(self, digests: list[bytes]) -> None:
-        """The file at its place is whole; whoever calls has verified it."""
+        """The file at its place is whole; whoever calls has verified it. What a kill left beside it goes."""
+        for left in (self.part, self.journal):
+            left.unlink(missing_ok=True)
         with self._changed:
             self.digests = list(digests)
             self._handle = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
@@ -103,6 +106,7 @@ class File:
             begin, end = span(self.size, index)
             if digest(self.algorithm, os.pread(self._handle, end - begin, begin)) == said:
                 self.digests[index] = said
+                self._counted += end - begin
 
     def take_over(self, digests: list[bytes], wanted: list[bytes]) -> None:
         """A file at its place with some wrong chunks becomes the part file; the right ones stay."""
@@ -126,9 +130,7 @@ class File:
     @property
     def verified(self) -> int:
         """Bytes verified."""
-        if self.complete:
-            return self.size
-        return sum(span(self.size, i)[1] - span(self.size, i)[0] for i, one in enumerate(self.digests) if one)
+        return self.size if self.complete else self._counted
 
     def put(self, index: int, at: int, data: memoryview) -> None:
         """Some bytes of a chunk, from `at` within it: kept, but not counted before `accept`.
@@ -152,6 +154,7 @@ class File:
         with self._changed:
             self.digests[index] = found
             self.received += end - begin
+            self._counted += end - begin
             self._changed.notify_all()
         return True
 
