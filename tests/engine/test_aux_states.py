@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from glmspark.engine.start_method import prepared
 from tests.engine.aux_states_of_stages import LAYERS, PROMPT
 from tests.engine.reference import Reference
 
@@ -20,7 +21,8 @@ def states(checkpoint: Path, output: Path, stages: int) -> torch.Tensor:
     words = [str(checkpoint), str(output), "--stages", str(stages)]
     done = subprocess.run(
         [sys.executable, "-m", "tests.engine.aux_states_of_stages", *words],
-        env={**os.environ, "TORCH_COMPILE_DISABLE": "1"},
+        # Forked workers: vLLM is imported once.
+        env={**(prepared(os.environ) or os.environ), "TORCH_COMPILE_DISABLE": "1"},
         capture_output=True,
         text=True,
         timeout=200,
