@@ -67,9 +67,13 @@ class Start:
             assert line is not None, "it ended:\n" + self.text
             left = {word for word in left if word not in line}
 
-    def end(self, seconds: float = 120) -> int:
-        """Wait until it ends; its exit code."""
-        code = self.process.wait(seconds)
+    def end(self, seconds: float = 240) -> int:
+        """Wait until it ends; its exit code. One that does not is killed, and its ranks end with it."""
+        try:
+            code = self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise AssertionError(f"it did not end within {seconds} s:\n{self.text}") from None
         while self._queue.get(timeout=10) is not None:
             pass
         return code

@@ -15,7 +15,7 @@ import pytest
 from tests.lab.launches import Launches, answer, changed_cluster, client, small_recipe
 from tests.lab.virtual import VirtualSparks
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(500)
 
 
 @pytest.fixture(scope="module")

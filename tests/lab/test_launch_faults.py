@@ -16,7 +16,7 @@ from tests.lab.virtual import VirtualSparks
 
 RANK = "^[^ ]*python[^ ]* -m glmspark.engine.serve"
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(500)
 
 
 @pytest.fixture(scope="module")

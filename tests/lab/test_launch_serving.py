@@ -15,7 +15,7 @@ from glmspark.launch.record import State
 from tests.lab.launches import KEY, QUESTION, Launches, answer, client
 from tests.lab.virtual import VirtualSparks
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(500)
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +77,14 @@ def test_it_is_not_started_twice(launches: Launches, served: str) -> None:
     assert "TP2 PP1 instead of TP1 PP1" in start.text
 
 
+def test_another_deployment_leaves_it_its_port(launches: Launches, served: str) -> None:
+    words = ("glm-tiny", "--name", "another", "--tp", "2", "--host", address(launches))
+    start = launches.start(*words, env={"GLMSPARK_API_KEY": KEY})
+    assert start.end() == 2
+    assert "port 8000 is taken by the deployment glm-tiny" in start.text
+    assert "host: spark1" in start.text
+
+
 def test_containers_have_no_more_rights_than_they_need(launches: Launches, served: str) -> None:
     for node, rank in (("spark1", 0), ("spark2", 1)):
         (found,) = json.loads(launches.sparks.shell(node, "docker", "inspect", f"glmspark-glm-tiny-r{rank}"))
@@ -91,9 +99,9 @@ def test_containers_have_no_more_rights_than_they_need(launches: Launches, serve
 
 
 def test_chat_and_status_reach_it_from_here(launches: Launches, served: str) -> None:
-    said = launches.sparks.glmspark("chat", "--json", QUESTION)
+    said = launches.sparks.glmspark("chat", "--name", "glm-tiny", "--json", QUESTION)
     assert json.loads(said.stdout)["content"] == "4"
-    (status,) = json.loads(launches.sparks.glmspark("status", "--json").stdout)
+    (status,) = json.loads(launches.sparks.glmspark("status", "glm-tiny", "--json").stdout)
     assert status["state"] == "ready"
     assert [rank["alive"] for rank in status["ranks"]] == [True, True]
 
@@ -124,7 +132,7 @@ def test_losing_the_default_route_s_wi_fi_changes_nothing(launches: Launches, se
         assert answer(client(address(launches))) == "4"
         launches.sparks.shell("spark1", "ip", "route", "flush", "default", root=True)
         assert answer(client(address(launches))) == "4"
-        (status,) = json.loads(launches.sparks.glmspark("status", "--json").stdout)
+        (status,) = json.loads(launches.sparks.glmspark("status", "glm-tiny", "--json").stdout)
         assert status["state"] == "ready"
     finally:
         launches.sparks.shell("spark1", "ip", "route", "add", *way.split(), root=True)

@@ -39,7 +39,7 @@ from glmspark.nodes.facts.login import VERBS
 from glmspark.nodes.facts.memory_detail import MEMORY_DETAIL
 from glmspark.nodes.facts.network import ROUTES
 from glmspark.nodes.facts.nvidia import GPUS
-from glmspark.nodes.facts.ports import LISTENERS, command_line, socket_owners
+from glmspark.nodes.facts.ports import LISTENERS, Listener, command_line, socket_owners
 from glmspark.nodes.facts.rdma import RDMA
 from glmspark.nodes.fleet import Fleet
 from glmspark.nodes.node import as_root
@@ -187,8 +187,12 @@ def want(
     return ClusterWanted(wanted, cluster, nodes, backend or wanted.recipe.layout.backend, path)
 
 
-async def prepare(fleet: Fleet, wanted: ClusterWanted, said: Said = lambda _: None) -> Prepared:
+async def prepare(
+    fleet: Fleet, wanted: ClusterWanted, said: Said = lambda _: None, *, taken: tuple[Listener, ...] = ()
+) -> Prepared:
     """Look at the nodes, judge what is seen, and plan.
+
+    taken: ports on the head that others will listen on, beside those that it tells of.
 
     Raises NodeError for a node that cannot be reached, GlmsparkError for what blocks a start (which check,
     where, the remedy), CheckpointError and PlanError.
@@ -212,6 +216,8 @@ async def prepare(fleet: Fleet, wanted: ClusterWanted, said: Said = lambda _: No
     place = place_of(recipe.model.source, wanted.cluster.paths.models, accounts)
     model = await look_at_model(fleet, recipe.model.source, place)
     facts = {name: _node_facts(name, look.facts[name], more[name]) for name in look.facts}
+    head = wanted.nodes[0].name
+    facts[head] = replace(facts[head], listeners=(*facts[head].listeners, *taken))
     request = wanted.wanted.request
     draft_dir = None
     if recipe.draft is not None and recipe.draft.source is not None:

@@ -19,6 +19,7 @@ from glmspark.launch.cluster_prepare import ClusterWanted, Prepared, check_port,
 from glmspark.launch.cluster_start import Observer, Starter
 from glmspark.launch.images import bring_image
 from glmspark.launch.lockfile import NAME, lock_of, read_lock, refuse_drift, write_lock
+from glmspark.launch.neighbours import look_at_neighbours, refuse_taken, taken_ports
 from glmspark.launch.node_models import bring_model
 from glmspark.launch.record import Deployment, Home, State
 from glmspark.launch.up import CancelledError, Outcome
@@ -38,8 +39,8 @@ _LOCK_PATIENCE = 5.0
 _LEASH = 25.0  # seconds after which the agents of an `up` that was killed have stopped everything
 
 
-_ALIVE = ("starting", "running", "ready", "stopping")
-"""States of a node on which something of the deployment runs."""
+_ALIVE = ("starting", "running", "ready", "stopping", "lost")
+"""States of a node on which something of the deployment runs, or was left."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,11 @@ async def _bring_up(wanted: ClusterWanted, observer: Observer, files: LockFiles)
         already = await _running(wanted, agents, observer)
         if already is not None:
             return Outcome(already, already=True, cleaned=None)
-        prepared = await prepare(fleet, wanted, observer.note)
+        head = wanted.nodes[0].name
+        neighbours = await look_at_neighbours(agents, head, wanted.name)
+        asked = wanted.wanted.request
+        refuse_taken(neighbours, asked.host, asked.port, node=head)
+        prepared = await prepare(fleet, wanted, observer.note, taken=taken_ports(neighbours))
         await check_port(fleet, prepared)
         if expected is not None:
             refuse_drift(expected, lock_of(prepared), files.expect)
