@@ -23,13 +23,14 @@ ifndef CI
 endif
 endif
 
-.PHONY: help serve test unit lint bootstrap clean
+.PHONY: help serve test faults unit lint bootstrap clean
 .DEFAULT_GOAL := help
 
 help: ## say what there is
 	@echo "make serve   set everything up, serve glm-tiny on this machine, print the endpoint"
 	@echo "make test    set everything up, run every check and test"
 	@echo "make unit    the unit tests alone (under a minute)"
+	@echo "make faults  every fault of a start on a cluster, each followed by a start that gets ready (root, minutes)"
 	@echo "make lint    ruff, mypy and the import contract alone"
 	@echo "make clean   stop what is served from here and remove .venv and caches"
 	@echo "Settings: PYTHON=python3.12  GLMSPARK_VENV=DIR  ARGS=\"...\"  (see the head of the Makefile)"
@@ -53,6 +54,9 @@ test: lint
 	@$(LEFT_OUT)
 	@"$(BIN)/python" -m pytest $(MANY) tests/unit $(ARGS)
 	@"$(BIN)/python" -m pytest $(filter-out tests/unit,$(TESTS)) $(ARGS)
+
+faults: bootstrap ## every fault of a start on a cluster, each followed by a start that gets ready (root)
+	@GLMSPARK_EVERY_START=1 "$(BIN)/python" -m pytest tests/lab/test_launch_faults.py $(ARGS)
 
 unit: bootstrap
 	@"$(BIN)/python" -m pytest $(MANY) tests/unit $(ARGS)

@@ -53,21 +53,20 @@ def venv_cluster(launches: Launches, directory: Path) -> Path:
     )
 
 
-def test_mp_pp3_in_a_python_environment(launches: Launches, tunnel: int, tmp_path: Path) -> None:
-    recipe = small_recipe(tmp_path, "three", pp=3)
+def test_lockstep_in_a_python_environment(launches: Launches, tunnel: int, tmp_path: Path) -> None:
+    recipe = small_recipe(tmp_path, "two", backend="lockstep", tp=2)
     start = launches.start(str(recipe), cluster=venv_cluster(launches, tmp_path))
     assert start.end() == 0, start.text
     assert ask_through(tunnel) == "4"
-    assert [rank.node for rank in launches.record("three").ranks] == ["spark1", "spark2", "spark3"]
-    launches.down("three")
+    assert [rank.node for rank in launches.record("two").ranks] == ["spark1", "spark2"]
+    launches.down("two")
 
 
-@pytest.mark.parametrize(("backend", "layout"), [("ray", {"pp": 3}), ("lockstep", {"tp": 2})])
-def test_other_backends(
-    launches: Launches, tunnel: int, tmp_path: Path, backend: str, layout: dict[str, int]
-) -> None:
-    recipe = small_recipe(tmp_path, f"by-{backend}", backend=backend, **layout)
+@pytest.mark.parametrize("backend", ["mp", "ray"])
+def test_three_stages_in_containers(launches: Launches, tunnel: int, tmp_path: Path, backend: str) -> None:
+    recipe = small_recipe(tmp_path, f"by-{backend}", backend=backend, pp=3)
     said = launches.up(str(recipe))
     assert f"by-{backend} is ready after" in said
+    assert [rank.node for rank in launches.record(f"by-{backend}").ranks] == ["spark1", "spark2", "spark3"]
     assert ask_through(tunnel) == "4"
     launches.down(f"by-{backend}")
