@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from glmspark.errors import GlmsparkError, UsageError
@@ -23,12 +23,11 @@ from glmspark.launch.neighbours import look_at_neighbours, refuse_taken, taken_p
 from glmspark.launch.node_models import bring_model
 from glmspark.launch.record import Deployment, Home, State
 from glmspark.launch.up import CancelledError, Outcome
-from glmspark.nodes.checks import Expected, Look
+from glmspark.nodes.checks import Look
 from glmspark.nodes.checks import State as Verdicts
 from glmspark.nodes.checks.alike import same_nccl
-from glmspark.nodes.doctor import addresses
+from glmspark.nodes.doctor import addresses, expected_of
 from glmspark.nodes.facts.nccl import Nccl, nccl
-from glmspark.nodes.facts.places import Place
 from glmspark.nodes.fleet import Fleet
 from glmspark.nodes.survey import Facts, survey
 from glmspark.nodes.transport import NodeError
@@ -210,11 +209,10 @@ async def _nccl(fleet: Fleet, prepared: Prepared, image: str | None) -> dict[str
     """
     if prepared.plan.platform != "cuda" or image is None:
         return {}
-    fact = nccl(Place(image=image))
+    expected = replace(expected_of(prepared.wanted.cluster), image=image)
+    fact = nccl(expected.place)
     asked = await fleet.each(lambda node: survey(node, [fact], each=120, timeout=150))
-    look = Look(
-        {name: one for name, one in asked.items() if isinstance(one, Facts)}, expected=Expected(image=image)
-    )
+    look = Look({name: one for name, one in asked.items() if isinstance(one, Facts)}, expected=expected)
     for verdict in same_nccl(look):
         if verdict.state is Verdicts.BLOCKED:
             raise GlmsparkError(

@@ -117,7 +117,7 @@ def _check_there(node: str, found: Listing, place: str, source: ModelSource) -> 
     if not found.exists or not found.files:
         advice = f"put {source} there"
         if source.kind == "hf":
-            advice = f"on {node}: hf download {source.name} --revision {source.revision} --local-dir {place}"
+            advice = "`glmspark fetch RECIPE --cluster FILE` brings it to every node"
         raise GlmsparkError(f"{source} is not at {place}", host=node, step="find the model", next=advice)
     for one in found.files:
         if one.dangling or not one.digest:
