@@ -112,6 +112,8 @@ class Transfer:
                 else ""
             )
             self._fail(f"{error.filename or self.directory}: {error.strerror}", "write the weights", advice)
+        except Exception as error:  # noqa: BLE001 - else nobody would ever hear of this thread again
+            self._fail(f"the relay itself failed: {error!r}", "spread the weights", "")
         else:
             self.done.set()
             self._say("done", reused=self.reused, **self._numbers())
@@ -148,6 +150,9 @@ class Transfer:
         for path in self._elsewhere(file):
             if self._link(file, path, source):
                 return
+        if isinstance(source, Peer) and file.expected is None and file.journal.exists():
+            # Begun by an earlier transfer, maybe of another model with a file of that name and size.
+            file.expected = source.digests(file)
         file.begin()
         self.reused += file.verified
         source.fetch(file)

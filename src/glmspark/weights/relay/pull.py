@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import http.client
 import time
 import urllib.error
 import urllib.request
@@ -32,6 +33,7 @@ class Peer:
         self._where = where
         self._key = key
         self._wire: Wire | None = None
+        self._waited = 0.0  # when the other side last said that it has yet to get what was asked for
         self.wrong = 0
         self.broken = 0
 
@@ -48,7 +50,7 @@ class Peer:
                 self._drop()
                 if len(file.missing()) < before:
                     give_up = time.monotonic() + _AGAIN
-                if time.monotonic() > give_up:
+                if time.monotonic() > max(give_up, self._waited + _AGAIN):
                     raise TransferError(
                         f"the connection to {self.name} broke and did not come back: {error}",
                         advice=f"is {self.name} up, and its fabric address reachable from here? "
@@ -65,11 +67,12 @@ class Peer:
                 wire.send_json({"what": "digests", "file": file.name})
                 index, length, top = _frame(wire)
                 while index == WAIT:
+                    self._waited = time.monotonic()
                     index, length, top = _frame(wire)
                 raw = bytes(wire.receive(length))
             except (OSError, ConnectionError) as error:
                 self._drop()
-                if time.monotonic() > give_up:
+                if time.monotonic() > max(give_up, self._waited + _AGAIN):
                     raise TransferError(f"cannot ask {self.name}: {error}") from None
                 time.sleep(0.2)
                 continue
@@ -92,6 +95,7 @@ class Peer:
             if index == END:
                 return
             if index == WAIT:
+                self._waited = time.monotonic()
                 continue
             if index == FAILED:
                 reason = bytes(_guarded(wire.receive, min(length, 4000))).decode(errors="replace")
@@ -152,12 +156,12 @@ def _frame(wire: Wire) -> tuple[int, int, bytes]:
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """The token is the hub's alone: where the hub sends on to another host, it stays behind."""
+    """The token is for the hub alone: it stays behind on the way to another host, or to one without TLS."""
 
     def redirect_request(self, req, fp, code, msg, headers, newurl):  # type: ignore[no-untyped-def]
         """The request that follows a redirection."""
         new = super().redirect_request(req, fp, code, msg, headers, newurl)
-        if new is not None and new.host != req.host:
+        if new is not None and (new.host != req.host or (req.type == "https") > (new.type == "https")):
             new.headers.pop("Authorization", None)
         return new
 
@@ -186,7 +190,7 @@ class Hub:
             before = len(missing)
             try:
                 self._run(file, first, last)
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, http.client.HTTPException) as error:
                 if getattr(error, "errno", None) is not None and not isinstance(
                     error, urllib.error.URLError | ConnectionError | TimeoutError
                 ):

@@ -1,0 +1,140 @@
+"""What the side that takes does with remains of another transfer, with breaks, and with its own faults."""
+
+import hashlib
+import json
+import socket
+import struct
+import threading
+import time
+import urllib.request
+
+import pytest
+
+from glmspark.weights.relay import program as relay_program
+from glmspark.weights.relay import pull
+from glmspark.weights.relay.digest import CHUNK, SIZE, digest, root
+from glmspark.weights.relay.serve import END, FRAME, WAIT, Pace
+from glmspark.weights.relay.store import File
+from tests.unit.weights.relays import Relay, model, new_key, program, same
+
+
+def test_remains_of_another_model_are_not_mixed_into_this_one(tmp_path):
+    """An earlier transfer of a file with that name and size was broken off; its journal is right about it."""
+    sizes = {"a.safetensors": 4 * CHUNK, "config.json": 10}
+    source = model(tmp_path / "a", sizes)
+    other = model(tmp_path / "other", sizes, seed=2)
+    target = tmp_path / "b"
+    target.mkdir()
+    mine, theirs = ((one / "a.safetensors").read_bytes() for one in (source, other))
+    # Chunk 0 is the other model's, chunk 1 is this one's.
+    (target / ".a.safetensors.part").write_bytes(theirs[:CHUNK] + mine[CHUNK : 2 * CHUNK] + bytes(2 * CHUNK))
+    (target / ".a.safetensors.journal").write_bytes(
+        struct.pack(f"<I{SIZE}s", 0, digest("blake3", theirs[:CHUNK]))
+        + struct.pack(f"<I{SIZE}s", 1, digest("blake3", mine[CHUNK : 2 * CHUNK]))
+    )
+    pyz, key = program(tmp_path), new_key(True)
+    giver = Relay(pyz, source, sizes, key, None)
+    taker = Relay(pyz, target, sizes, key, "a")
+    taker.upstream("a", giver.address)
+    said = taker.until("done", "failed")
+    giver.end()
+    taker.end()
+    assert said["t"] == "done", said
+    assert same(source, target)
+    assert said["received"] == 3 * CHUNK + 10  # what is right of it stays
+
+
+class Scripted:
+    """A connection that gives bytes, and then breaks."""
+
+    def __init__(self, *parts: bytes, pause: float = 0.0) -> None:
+        self._data = b"".join(parts)
+        self._pause = pause
+
+    def send_json(self, value: object) -> None:
+        pass
+
+    def receive(self, count: int) -> memoryview:
+        if len(self._data) < count:
+            time.sleep(self._pause)
+            raise ConnectionError("cut")
+        data, self._data = self._data[:count], self._data[count:]
+        return memoryview(data)
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_break_after_a_long_wait_is_not_the_end(tmp_path, monkeypatch):
+    """The other side had told all the time that it lives: the time to come back begins with the break."""
+    monkeypatch.setattr(pull, "_AGAIN", 1.0)
+    file = File(tmp_path, "a", 5, "blake2b", None)
+    whole = [digest("blake2b", b"hello")]
+    answer = FRAME.pack(END, SIZE, root("blake2b", 5, whole)) + whole[0]
+
+    class Slow(Scripted):
+        def receive(self, count: int) -> memoryview:
+            time.sleep(0.4)
+            return super().receive(count)
+
+    wires = [Slow(*[FRAME.pack(WAIT, 0, bytes(SIZE))] * 4), Scripted(answer)]
+    monkeypatch.setattr(pull, "connect", lambda *_: wires.pop(0))
+    peer = pull.Peer("b", lambda: "198.18.0.1:1", {})
+    assert peer.digests(file) == whole
+
+
+def test_an_answer_that_is_no_http_is_asked_for_again(tmp_path):
+    data = b"five!"
+    answers = [
+        b"nonsense\r\n\r\n",
+        b"HTTP/1.1 206 Partial Content\r\nContent-Length: 5\r\nConnection: close\r\n\r\n" + data,
+    ]
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        for answer in answers:
+            near, _ = server.accept()
+            with near:
+                near.recv(65536)
+                near.sendall(answer)
+
+    threading.Thread(target=serve, daemon=True).start()
+    url = f"http://127.0.0.1:{server.getsockname()[1]}/a"
+    hub = pull.Hub(url, {}, sha256=hashlib.sha256(data).hexdigest(), blob=None, pace=Pace(None))
+    file = File(tmp_path, "a", len(data), "blake2b", None)
+    file.begin()
+    hub.fetch(file)
+    assert hub.check(file)
+    file.close()
+    server.close()
+
+
+def test_a_fault_of_its_own_is_told(tmp_path, monkeypatch, capsys):
+    spec = {"directory": str(tmp_path), "algorithm": "blake2b", "files": [], "key": {}}
+    transfer = relay_program.Transfer(spec)
+
+    def broken() -> None:
+        raise KeyError("odd")
+
+    monkeypatch.setattr(transfer, "_check_room", broken)
+    transfer._fetch_all({})
+    said = json.loads(capsys.readouterr().out)
+    assert said["t"] == "failed"
+    assert "KeyError('odd')" in said["error"]
+    assert transfer.failed
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "kept"),
+    [
+        ("https://hub.example/a", "https://hub.example/b", True),
+        ("http://hub.example/a", "https://hub.example/b", True),
+        ("https://hub.example/a", "https://cdn.example/b", False),
+        ("https://hub.example/a", "http://hub.example/b", False),
+    ],
+)
+def test_the_token_goes_to_the_hub_alone(begin, end, kept):
+    request = urllib.request.Request(begin, headers={"Authorization": "Bearer hidden", "Range": "bytes=0-1"})
+    after = pull._Redirects().redirect_request(request, None, 302, "Found", {}, end)
+    assert after.has_header("Authorization") is kept
+    assert after.has_header("Range")
