@@ -20,7 +20,8 @@ _REPOSITORY = re.compile(r"([\w-][\w.-]{0,95}/[\w-][\w.-]{0,95})(?:@(\w[\w./-]{0
 _GAP = 1 << 20
 """Bytes read in vain that cost less than another request."""
 _TRIES = 4
-_TIMEOUT = httpx.Timeout(30.0, read=60.0)
+_PATIENCE_S = 30.0
+_TIMEOUT = httpx.Timeout(_PATIENCE_S, read=60.0)
 
 
 def parse_hub(text: str) -> tuple[str, str]:
@@ -52,8 +53,7 @@ class HubFiles:
     """
 
     def __init__(self, repository: str, revision: str = "main", *, endpoint: str | None = None) -> None:
-        from huggingface_hub import HfApi, get_token
-        from huggingface_hub.errors import HfHubHTTPError
+        from huggingface_hub import HfApi, errors, get_token
 
         self.repository = repository
         self.where = f"hf:{repository}@{revision}"
@@ -63,12 +63,22 @@ class HubFiles:
         self._lock = threading.Lock()
         token = get_token()
         try:
-            info = HfApi(endpoint=endpoint).model_info(repository, revision=revision, files_metadata=True)
-        except (HfHubHTTPError, httpx.HTTPError, OSError, ValueError) as error:
+            info = HfApi(endpoint=endpoint).model_info(
+                repository, revision=revision, files_metadata=True, timeout=_PATIENCE_S
+            )
+        except errors.HfHubHTTPError as error:
             raise CheckpointError(
-                f"cannot look at {self.where}: {str(error).strip().splitlines()[0][:300]}",
+                f"cannot look at {self.where}: {_first_line(error)}",
                 step="ask the hub",
                 next="check name and revision; for a gated or private repository run `hf auth login`",
+            ) from None
+        # Where no answer came, huggingface_hub lets its HTTP client's own errors through. Which client that is
+        # depends on its version (httpx or httpx2): the base that it names is the right one.
+        except (errors.HTTPError, OSError, ValueError) as error:  # type: ignore[attr-defined]
+            raise CheckpointError(
+                f"cannot look at {self.where}: {_first_line(error)}",
+                step="ask the hub",
+                next="does this machine reach the hub? HF_ENDPOINT names another, HTTPS_PROXY a proxy",
             ) from None
         self.commit = str(info.sha or revision)
         self.files = {
@@ -159,3 +169,7 @@ class HubFiles:
     def to_json(self) -> dict[str, Any]:
         """What was asked of the hub: commit, requests and bytes received."""
         return {"commit": self.commit, "requests": self.requests, "received": self.received}
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:300]

@@ -1,3 +1,5 @@
+import socket
+
 import pytest
 
 from glmspark.models.errors import CheckpointError
@@ -74,3 +76,12 @@ def test_a_repository_that_is_not_there(tmp_path):
         with pytest.raises(CheckpointError, match="cannot look at hf:org/other@main") as caught:
             HubFiles("org/other", endpoint=hub.url)
         assert "hf auth login" in str(caught.value.next)
+
+
+def test_a_hub_that_cannot_be_reached_is_said_to_be_so():
+    """Its HTTP client's own errors come through huggingface_hub: httpx's or httpx2's, by its version."""
+    with socket.socket() as taken:  # bound and not listening: whoever connects is refused
+        taken.bind(("127.0.0.1", 0))
+        with pytest.raises(CheckpointError, match=r"cannot look at hf:org/model@main: .*refused") as caught:
+            HubFiles(REPOSITORY, endpoint=f"http://127.0.0.1:{taken.getsockname()[1]}")
+    assert "HF_ENDPOINT" in str(caught.value.next)
