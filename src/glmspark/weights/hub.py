@@ -72,7 +72,7 @@ class HubFiles:
                 step="ask the hub",
                 next="check name and revision; for a gated or private repository run `hf auth login`",
             ) from None
-        # Where no answer came, huggingface_hub lets its HTTP client's own errors through. Which client that is
+        # Where no answer came, huggingface_hub lets its HTTP client's own errors through. Which client it is
         # depends on its version (httpx or httpx2): the base that it names is the right one.
         except (errors.HTTPError, OSError, ValueError) as error:  # type: ignore[attr-defined]
             raise CheckpointError(
