@@ -37,17 +37,24 @@ def guard(life: Life) -> int:
             sys.stdout.flush()
             os._exit(code)
 
-    asked = False
+    asked = ended = False
 
     def stop(*_: object) -> None:
         nonlocal asked
-        asked = True
-        os.kill(child, signal.SIGTERM)
-        signal.setitimer(signal.ITIMER_REAL, _LONGEST_END)
+        if not ended:  # else the sweep is under way, and must not be interrupted
+            asked = True
+            os.kill(child, signal.SIGTERM)
+            signal.setitimer(signal.ITIMER_REAL, _LONGEST_END)
+
+    def kill(*_: object) -> None:
+        if not ended:
+            os.kill(child, signal.SIGKILL)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
-    signal.signal(signal.SIGALRM, lambda *_: os.kill(child, signal.SIGKILL))
+    signal.signal(signal.SIGALRM, kill)
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # its number stays its own until `ended` is set
+    ended = True
     _, status = os.waitpid(child, 0)
     signal.setitimer(signal.ITIMER_REAL, 0)
     killed = os.WIFSIGNALED(status)
