@@ -53,6 +53,10 @@ OWN = (
     "kv_transfer_config.engine_id",
 )
 
+SECRETS = ("hf_token",)
+"""Fields of any configuration in it that are sent to nobody: the link does not encrypt, and differences are
+logged."""
+
 # Variables that vLLM reads and that differ from rank to rank by design.
 OWN_VARIABLES = frozenset({"VLLM_CPU_OMP_THREADS_BIND", "LOCAL_WORLD_SIZE", "VLLM_DIST_IDENT"})
 ALIKE_VARIABLES = (DENSE_VARIABLE, OPTIONAL_VARIABLE)
@@ -119,11 +123,12 @@ def _shown(name: str, value: str) -> str:
 
 
 def configuration(vllm_config: Any) -> dict[str, str]:
-    """vLLM's configuration with all its defaults filled in, without what is a rank's own."""
+    """vLLM's configuration with all its defaults filled in, without secrets and what is a rank's own."""
     return {
         name: value
         for name, value in flatten("", vllm_config)
         if not any(name == own or name.startswith((f"{own}.", f"{own}[")) for own in OWN)
+        and name.rpartition(".")[2] not in SECRETS
     }
 
 

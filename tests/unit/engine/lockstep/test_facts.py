@@ -105,6 +105,22 @@ def test_no_secret_is_shown() -> None:
     assert one != other
 
 
+def test_a_token_in_the_configuration_is_told_to_nobody() -> None:
+    @dataclasses.dataclass
+    class Model:
+        hf_token: str = "hf_hidden"
+        tokenizer_mode: str = "auto"
+
+    @dataclasses.dataclass
+    class Config:
+        model_config: Model
+        speculative_config: Any
+
+    found = facts.configuration(Config(Model(), {"draft": Model()}))
+    assert "hf_hidden" not in str(found)
+    assert found["model_config.tokenizer_mode"] == "'auto'"
+
+
 def test_our_own_code_is_among_the_facts(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("x = 1\n")
     before = facts._code_digest(tmp_path)
