@@ -53,10 +53,14 @@ class Follower:
     async def run(self) -> NodeError | None:
         """Follow to the end; the error of a node that stays lost."""
         try:
-            return await self._run()
-        finally:
-            with contextlib.suppress(asyncio.QueueFull):
-                await self._queue.put(None)
+            found = await self._run()
+        except asyncio.CancelledError:
+            raise  # nobody reads any more: in a queue that is full there will never be room
+        except BaseException:
+            await self._queue.put(None)
+            raise
+        await self._queue.put(None)
+        return found
 
     async def _run(self) -> NodeError | None:
         clock = asyncio.get_running_loop().time

@@ -226,7 +226,7 @@ async def _events(source: AsyncIterator[Any]) -> AsyncIterator[asyncio.Queue[Any
         try:
             async for event in source:
                 queue.put_nowait(event)
-        except GlmsparkError as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, whoever waits for events must hear of it
             queue.put_nowait(error)
 
     task = asyncio.create_task(pump())

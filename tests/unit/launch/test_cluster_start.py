@@ -218,3 +218,19 @@ def test_a_fault_of_our_own_leaves_no_rank_either(monkeypatch: pytest.MonkeyPatc
     assert agents.asked == ["start", "stop"]
     assert deployment.reason is not None
     assert "glmspark itself failed" in deployment.reason.what
+
+
+def test_events_that_break_off_with_a_fault_of_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the start would wait for events until its time limit."""
+    odd = Event("spark1", 0, "log", {"rank": 0, "line": "x"})
+
+    class Broken(Agents):
+        async def follow(self, *, leash: bool) -> AsyncIterator[Event]:
+            yield odd
+            raise KeyError("odd")
+
+    monkeypatch.setattr(f"{__name__}.Agents", Broken)
+    agents, deployment, error, _ = play(monkeypatch, [], limits=Limits(start=2.0))
+    assert isinstance(error, KeyError)
+    assert agents.asked == ["start", "stop"]
+    assert deployment.state is State.FAILED
