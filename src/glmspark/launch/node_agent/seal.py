@@ -21,6 +21,11 @@ def proof(secret: str, side: str, nonces: tuple[str, str], who: str) -> str:
     return hmac.new(bytes.fromhex(secret), words.encode(), hashlib.sha256).hexdigest()
 
 
+def _right(said: object, expected: str) -> bool:
+    """Whether a peer said the proof expected; what a stranger says may be anything."""
+    return hmac.compare_digest(str(said).encode("utf-8", "replace"), expected.encode())
+
+
 class Seal:
     """Seals and opens lines in one direction of a session; a lost, repeated or foreign line does not open."""
 
@@ -78,7 +83,10 @@ async def say_line(writer: asyncio.StreamWriter, message: Mapping[str, Any]) -> 
 
 async def _hear_line(reader: asyncio.StreamReader) -> dict[str, Any]:
     line = await reader.readline()
-    message = json.loads(line) if line.endswith(b"\n") else None
+    try:
+        message = json.loads(line) if line.endswith(b"\n") else None
+    except RecursionError:  # brackets without end
+        message = None
     if not isinstance(message, dict):
         raise ValueError("the connection was closed" if not line else "not the watch's greeting")
     return message
@@ -91,7 +99,7 @@ async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, spec
     hello = await _hear_line(reader)
     rank, node, nonces = hello.get("rank"), str(hello.get("node")), (mine, str(hello.get("nonce")))
     who = f"{spec.id} {rank} {node}"
-    if not hmac.compare_digest(str(hello.get("proof")), proof(spec.secrets["watch"], "client", nonces, who)):
+    if not _right(hello.get("proof"), proof(spec.secrets["watch"], "client", nonces, who)):
         raise ValueError("a stranger")
     if not isinstance(rank, int) or not 0 < rank < spec.world:
         raise ValueError(f"it says it is rank {rank}")
@@ -109,9 +117,7 @@ async def introduce(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, 
     await say_line(writer, {"rank": spec.rank, "node": spec.node, "nonce": nonces[1], "proof": said})
     answer = await _hear_line(reader)
     node = str(answer.get("node"))
-    if not hmac.compare_digest(
-        str(answer.get("proof")), proof(spec.secrets["watch"], "server", nonces, f"{who} {node}")
-    ):
+    if not _right(answer.get("proof"), proof(spec.secrets["watch"], "server", nonces, f"{who} {node}")):
         raise ValueError("a stranger answers there")
     key = proof(spec.secrets["watch"], "session", nonces, who)
     return Peer(0, node, reader, writer, Seal(key, "client"), Seal(key, "server"), time.monotonic())

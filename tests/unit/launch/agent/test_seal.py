@@ -114,3 +114,27 @@ def test_one_who_only_listens_learns_nothing() -> None:
         listener.close()
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "said", ['{"rank": 1, "proof": "\u00e9"}', '{"rank": 1, "proof": "\\ud800"}', "[" * 99_999]
+)
+def test_whatever_a_stranger_says_is_refused_as_such(said: str) -> None:
+    async def run() -> None:
+        async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            try:
+                await greet(reader, writer, spec(world=3))
+            except ValueError:
+                writer.write(b"refused\n")
+            writer.close()
+
+        listener = await asyncio.start_server(accept, "127.0.0.1", 0, limit=1 << 18)
+        reader, writer = await asyncio.open_connection(*listener.sockets[0].getsockname())
+        await reader.readline()
+        writer.write(said.encode() + b"\n")
+        async with asyncio.timeout(5):
+            assert await reader.readline() == b"refused\n"
+        writer.close()
+        listener.close()
+
+    asyncio.run(run())
