@@ -87,7 +87,8 @@ class ClusterWanted:
 @dataclass(frozen=True)
 class Prepared:
     """All that is known before anything is changed. facts: of the nodes. images: None with a venv.
-    engines: of the venvs, by node; empty with images, whose ids say as much."""
+    engines: of the venvs, by node; empty with images, whose ids say as much. draft_dir: the drafter's
+    checkpoint on every node, if it has one."""
 
     wanted: ClusterWanted
     plan: Plan
@@ -96,6 +97,7 @@ class Prepared:
     engines: Mapping[str, EngineVersions]
     facts: Mapping[str, Facts]
     accounts: Mapping[str, Account]
+    draft_dir: str | None = None
 
     def seats(self, directories: Mapping[str, str]) -> list[Seat]:
         """Each rank's node. directories: of the deployment on each node."""
@@ -123,6 +125,7 @@ class Prepared:
                     image=image or "",
                     deployment=start.name,
                     deployment_id=start.id,
+                    draft_dir=self.draft_dir,
                 )
             else:
                 argv = process_argv(
@@ -235,7 +238,7 @@ async def prepare(
         port=request.port,
         draft_dir=draft_dir,
     )
-    return Prepared(wanted, plan, model, images, engines, look.facts, accounts)
+    return Prepared(wanted, plan, model, images, engines, look.facts, accounts, draft_dir)
 
 
 def _refuse_blocked(look: Look) -> None:

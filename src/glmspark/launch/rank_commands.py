@@ -83,12 +83,20 @@ def container_name(deployment: str, rank: int) -> str:
 
 
 def container_argv(
-    plan: Plan, rank: int, seat: Seat, *, runtime: Runtime, image: str, deployment: str, deployment_id: str
+    plan: Plan,
+    rank: int,
+    seat: Seat,
+    *,
+    runtime: Runtime,
+    image: str,
+    deployment: str,
+    deployment_id: str,
+    draft_dir: str | None = None,
 ) -> list[str]:
     """`docker run` for one rank; its environment comes from a file that the node's agent writes.
 
-    image: its id, so that what runs is what was looked at. The container shares the node's network and has
-    the rights of the SSH user. Its /dev/shm is its own, as large as half of the memory, and goes with it:
+    image: its id, so that what runs is what was looked at. draft_dir: where a drafter's own checkpoint lies.
+    The container shares the node's network and has the rights of the SSH user. Its /dev/shm is its own, as large as half of the memory, and goes with it:
     nothing of it can stay on the node, whatever is killed, and the one rank of a node shares none with
     others. Devices instead of --privileged; no --rm and no restart: the deployment ends and begins as a
     whole.
@@ -105,6 +113,8 @@ def container_argv(
     if seat.verbs:
         argv += VERBS_OPTIONS
     read_only = [*runtime.mounts, plan.model_dir]
+    if draft_dir is not None and draft_dir not in read_only:
+        read_only.append(draft_dir)
     if plan.backend != "mp":
         read_only.append(seat.secret)
     for path in read_only:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 
 from glmspark.config.cluster import Runtime
 from glmspark.errors import GlmsparkError
+from glmspark.launch.cluster_prepare import Prepared
 from glmspark.launch.rank_commands import (
     Seat,
     Start,
@@ -188,3 +191,19 @@ def test_a_container_s_variables_are_lines(name: str, value: str) -> None:
             "LOGNAME": "me",
             name: value,
         }
+
+
+def test_a_container_sees_the_drafters_own_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seats = [dataclasses.replace(SEAT, node=name) for name in ("spark1", "spark2")]
+    monkeypatch.setattr(Prepared, "seats", lambda *_: seats)
+    monkeypatch.setattr(Prepared, "_record", lambda *_: SimpleNamespace(model_dump=lambda mode: {"as": mode}))
+    wanted: Any = SimpleNamespace(name="toy", cluster=SimpleNamespace(runtime=DOCKER))
+    model: Any = None
+    mount = "type=bind,src=/models/drafter,dst=/models/drafter,readonly"
+    prepared = Prepared(wanted, plan(tmp_path), model, None, {}, {}, {}, "/models/drafter")
+    _, specs = prepared.starts({}, "sha256:ab", None)
+    assert [spec["argv"].count(mount) for spec in specs.values()] == [1, 1]
+    _, specs = dataclasses.replace(prepared, draft_dir=None).starts({}, "sha256:ab", None)
+    assert [spec["argv"].count(mount) for spec in specs.values()] == [0, 0]
