@@ -96,10 +96,10 @@ def container_argv(
     """`docker run` for one rank; its environment comes from a file that the node's agent writes.
 
     image: its id, so that what runs is what was looked at. draft_dir: where a drafter's own checkpoint lies.
-    The container shares the node's network and has the rights of the SSH user. Its /dev/shm is its own, as large as half of the memory, and goes with it:
-    nothing of it can stay on the node, whatever is killed, and the one rank of a node shares none with
-    others. Devices instead of --privileged; no --rm and no restart: the deployment ends and begins as a
-    whole.
+    The container shares the node's network and has the rights of the SSH user. Its /dev/shm is its own, as
+    large as half of the memory, and goes with it: nothing of it can stay on the node, whatever is killed, and
+    the one rank of a node shares none with others. Devices instead of --privileged; no --rm and no restart:
+    the deployment ends and begins as a whole.
     """
     argv = ["docker", "run", "--detach", "--init", "--pull", "never"]
     argv += ["--name", container_name(deployment, rank)]
