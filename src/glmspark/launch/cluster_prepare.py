@@ -7,7 +7,7 @@ import posixpath
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from glmspark.config.cluster import Cluster, Node
@@ -33,6 +33,7 @@ from glmspark.nodes.checks import Look, State
 from glmspark.nodes.checks.everything import judge
 from glmspark.nodes.doctor import expected_of, look_at
 from glmspark.nodes.facts.account import ACCOUNT, BOARD, Account
+from glmspark.nodes.facts.checkpoint import links
 from glmspark.nodes.facts.cpu import CORES
 from glmspark.nodes.facts.engine import EngineVersions
 from glmspark.nodes.facts.login import VERBS
@@ -88,7 +89,8 @@ class ClusterWanted:
 class Prepared:
     """All that is known before anything is changed. facts: of the nodes. images: None with a venv.
     engines: of the venvs, by node; empty with images, whose ids say as much. draft_dir: the drafter's
-    checkpoint on every node, if it has one."""
+    checkpoint on every node, if it has one. links: by node, where the models' files lead by links; empty
+    with venvs."""
 
     wanted: ClusterWanted
     plan: Plan
@@ -98,6 +100,7 @@ class Prepared:
     facts: Mapping[str, Facts]
     accounts: Mapping[str, Account]
     draft_dir: str | None = None
+    links: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def seats(self, directories: Mapping[str, str]) -> list[Seat]:
         """Each rank's node. directories: of the deployment on each node."""
@@ -238,7 +241,19 @@ async def prepare(
         port=request.port,
         draft_dir=draft_dir,
     )
-    return Prepared(wanted, plan, model, images, engines, look.facts, accounts, draft_dir)
+    places = (place,) if draft_dir is None else (place, draft_dir)
+    leads = await links_of(fleet, places) if images is not None else {}
+    return Prepared(wanted, plan, model, images, engines, look.facts, accounts, draft_dir, leads)
+
+
+async def links_of(fleet: Fleet, directories: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    """By node, the other directories to which files of these lead by links. Raises NodeError."""
+    fact = links(directories)
+    found = await fleet.each(lambda node: survey(node, [fact]))
+    for one in found.values():
+        if isinstance(one, NodeError):
+            raise one
+    return {name: _must(facts, fact) for name, facts in found.items() if isinstance(facts, Facts)}
 
 
 def _refuse_blocked(look: Look) -> None:
@@ -344,6 +359,7 @@ def _seat(node: str, account: Account, facts: Facts, directory: str, prepared: P
         gid=account.gid,
         gpu=prepared.plan.platform == "cuda",
         verbs=bool(_devices(facts)) and any(rank.hcas for rank in prepared.plan.ranks),
+        links=tuple(prepared.links.get(node, ())),
     )
 
 

@@ -22,7 +22,7 @@ SECRET = "lockstep-secret"  # noqa: S105 - a file's name
 class Seat:
     """A rank's node. directory: the deployment's there. scratch: for sockets and temporary files. cache: what
     outlives a start (compiled kernels). user, uid, gid: who connects over SSH. gpu, verbs: whether there is a
-    GPU that answers, and RDMA devices."""
+    GPU that answers, and RDMA devices. links: directories to which files of the models lead by links."""
 
     node: str
     directory: str
@@ -33,6 +33,7 @@ class Seat:
     gid: int
     gpu: bool = False
     verbs: bool = False
+    links: tuple[str, ...] = ()
 
     @property
     def secret(self) -> str:
@@ -113,8 +114,9 @@ def container_argv(
     if seat.verbs:
         argv += VERBS_OPTIONS
     read_only = [*runtime.mounts, plan.model_dir]
-    if draft_dir is not None and draft_dir not in read_only:
-        read_only.append(draft_dir)
+    for path in (*([] if draft_dir is None else [draft_dir]), *seat.links):
+        if not any(path == one or path.startswith(f"{one.rstrip('/')}/") for one in read_only):
+            read_only.append(path)
     if plan.backend != "mp":
         read_only.append(seat.secret)
     for path in read_only:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from glmspark.config.cluster import Runtime
 from glmspark.errors import GlmsparkError
-from glmspark.launch.cluster_prepare import Prepared
+from glmspark.launch.cluster_prepare import Prepared, links_of
 from glmspark.launch.rank_commands import (
     Seat,
     Start,
@@ -23,6 +24,7 @@ from glmspark.launch.rank_commands import (
     process_argv,
     rank_env,
 )
+from glmspark.nodes.fleet import Fleet
 from glmspark.plan import Plan
 from glmspark.plan.cluster import choose_nodes, plan_cluster
 from tests.unit.plan.plans import checkpoint, recipe
@@ -207,3 +209,36 @@ def test_a_container_sees_the_drafters_own_checkpoint(
     assert [spec["argv"].count(mount) for spec in specs.values()] == [1, 1]
     _, specs = dataclasses.replace(prepared, draft_dir=None).starts({}, "sha256:ab", None)
     assert [spec["argv"].count(mount) for spec in specs.values()] == [0, 0]
+
+
+def test_a_container_sees_where_the_models_links_lead(tmp_path: Path) -> None:
+    """A model taken from a hub's cache is a directory of links to it."""
+    seat = dataclasses.replace(
+        SEAT, links=("/home/me/.cache/hub/blobs", "/models/toy/sub", "/opt/e", "/opt/extra")
+    )
+    words = box(plan(tmp_path), 1, seat)
+    mounts = [word for word in words if word.endswith(",readonly")]
+    assert [one.partition("dst=")[2] for one in mounts] == [
+        "/opt/e,readonly",
+        "/models/toy,readonly",
+        "/home/me/.cache/hub/blobs,readonly",
+        "/opt/extra,readonly",
+    ]
+
+
+def test_where_the_links_of_a_model_lead(tmp_path: Path) -> None:
+    blobs, snapshot, models = tmp_path / "hub" / "blobs", tmp_path / "hub" / "snap", tmp_path / "m"
+    for one in (blobs, snapshot, models):
+        one.mkdir(parents=True)
+    (blobs / "ab").write_text("x")
+    (snapshot / "a.safetensors").symlink_to("../blobs/ab")
+    (models / "a.safetensors").symlink_to(snapshot / "a.safetensors")
+    (models / "own").write_text("x")
+    (models / "again").symlink_to("own")
+    (models / "nowhere").symlink_to(tmp_path / "gone" / "x")
+
+    async def look() -> dict[str, tuple[str, ...]]:
+        async with Fleet({"here": None}) as fleet:
+            return await links_of(fleet, (str(models),))
+
+    assert asyncio.run(look()) == {"here": (str(blobs), str(snapshot))}

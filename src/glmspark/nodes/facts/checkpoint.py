@@ -92,6 +92,22 @@ for name in sys.argv[2:]:
 print(json.dumps(found))
 """
 
+# The directory of each step on the way: a link may lead to a link. Those that lead to no file do not count.
+_LINKS = """\
+import json, os, sys
+found = set()
+for root in sys.argv[1:]:
+    for name in os.listdir(root) if os.path.isdir(root) else []:
+        path = os.path.join(root, name)
+        if name.startswith(".") or not os.path.isfile(path):
+            continue
+        while os.path.islink(path):
+            path = os.path.normpath(os.path.join(os.path.dirname(path), os.readlink(path)))
+            if os.path.isdir(os.path.dirname(path)):
+                found.add(os.path.dirname(path))
+print(json.dumps(sorted(found - set(sys.argv[1:]))))
+"""
+
 
 def parse_listing(text: str) -> Listing:
     """A Listing from the script's JSON. Raises ValueError for anything else."""
@@ -124,3 +140,16 @@ def listing(directory: str, *, whole: bool = False) -> Fact[Listing]:
 def heads(directory: str, names: tuple[str, ...]) -> Fact[dict[str, tuple[int, bytes]]]:
     """The fact "how these files begin": shards with their headers, others whole."""
     return Fact(f"headers of {directory}", ("python3", "-c", _HEADS, directory, *names), parse_heads)
+
+
+def parse_links(text: str) -> tuple[str, ...]:
+    """Directories from the script's JSON. Raises ValueError for anything else."""
+    found = json.loads(text)
+    if not isinstance(found, list) or not all(isinstance(one, str) and one.startswith("/") for one in found):
+        raise ValueError(f"not a list of directories: {text.strip()[:80]!r}")
+    return tuple(found)
+
+
+def links(directories: tuple[str, ...]) -> Fact[tuple[str, ...]]:
+    """The fact "to which other directories the files of these lead, by links"."""
+    return Fact("links of the models", ("python3", "-c", _LINKS, *directories), parse_links)
