@@ -14,6 +14,7 @@ from glmspark.cli.console import duration, own_command, print_json
 if TYPE_CHECKING:
     from glmspark.config.cluster import Cluster
     from glmspark.launch.cluster_prepare import ClusterWanted
+    from glmspark.launch.cluster_up import LockFiles
     from glmspark.launch.prepare import Wanted
     from glmspark.launch.record import Deployment
     from glmspark.launch.up import Outcome
@@ -31,26 +32,31 @@ def up_cluster(
 ) -> None:
     """Start what is wanted on the nodes of a cluster file, or print what would be started."""
     from glmspark.config.cluster import load_cluster
+    from glmspark.errors import UsageError
     from glmspark.launch.cluster_prepare import want
+    from glmspark.launch.cluster_up import LockFiles
 
     names = [name.strip() for name in nodes.split(",") if name.strip()] if nodes is not None else []
+    if nodes is not None and not names:
+        raise UsageError("--nodes names no node", next="for example: --nodes spark1,spark2")
+    files = LockFiles(lock, locked)
     asked = want(wanted, load_cluster(file), path=str(file), backend=wanted.request.backend, names=names)
     if dry_run:
-        _print_plan(asked, as_json)
+        _print_plan(asked, files, as_json)
         return
-    _start(asked, lock, locked, as_json)
+    _start(asked, files, as_json)
 
 
-def _start(asked: ClusterWanted, lock: Path | None, locked: Path | None, as_json: bool) -> None:
+def _start(asked: ClusterWanted, files: LockFiles, as_json: bool) -> None:
     from glmspark.cli.progress import make_display
     from glmspark.cli.up import summary
-    from glmspark.launch.cluster_up import LockFiles, bring_up_cluster
+    from glmspark.launch.cluster_up import bring_up_cluster
     from glmspark.launch.up import StartError
 
     stream = sys.stderr if as_json else sys.stdout
     with make_display(asked.name, stream) as display:
         try:
-            outcome = bring_up_cluster(asked, display, LockFiles(lock, locked))
+            outcome = bring_up_cluster(asked, display, files)
         except StartError as error:
             display.finish()
             if as_json:
@@ -100,11 +106,11 @@ def tunnel(cluster: Cluster, head: str, deployment: Deployment) -> list[str]:
     return [*words, f"{reach.user}@{node.address}" if reach.user else node.address]
 
 
-def _print_plan(asked: ClusterWanted, as_json: bool) -> None:
+def _print_plan(asked: ClusterWanted, files: LockFiles, as_json: bool) -> None:
     from glmspark.config.units import format_size
     from glmspark.launch.cluster_up import rehearse
 
-    prepared, deployment = rehearse(asked)
+    prepared, deployment = rehearse(asked, files)
     plan = prepared.plan
     images = prepared.images
     if as_json:

@@ -11,6 +11,7 @@ import os
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from glmspark.errors import GlmsparkError, UsageError
 from glmspark.launch import lock as locks
@@ -83,14 +84,20 @@ def bring_up_cluster(wanted: ClusterWanted, observer: Observer, files: LockFiles
             home.remove_if_empty()
 
 
-def rehearse(wanted: ClusterWanted) -> tuple[Prepared, Deployment]:
-    """What `bring_up_cluster` would start, as a record with every rank's command. Changes nothing."""
+def rehearse(wanted: ClusterWanted, files: LockFiles = LockFiles()) -> tuple[Prepared, Deployment]:
+    """What `bring_up_cluster` would start, as a record with every rank's command. Changes nothing.
+
+    Raises what it would raise before it changes anything, what drifted from a lock file among it.
+    """
+    expected = _expected(files)
 
     async def look() -> tuple[Prepared, Deployment]:
         known = addresses(wanted.cluster)
         async with Fleet({node.name: known[node.name] for node in wanted.nodes}) as fleet:
             prepared = await prepare(fleet, wanted)
             await check_port(fleet, prepared)
+            if expected is not None:
+                refuse_drift(expected, lock_of(prepared), files.expect)
             directories = await Agents(fleet, wanted.name).directories()
             image = prepared.images.id if prepared.images is not None else None
             deployment, _ = prepared.starts(
@@ -99,6 +106,12 @@ def rehearse(wanted: ClusterWanted) -> tuple[Prepared, Deployment]:
             return prepared, deployment
 
     return asyncio.run(look())
+
+
+def _expected(files: LockFiles) -> dict[str, Any] | None:
+    expected = None if files.expect is None else read_lock(files.expect)
+    files.check()
+    return expected
 
 
 def _busy(home: Home) -> GlmsparkError:
@@ -116,8 +129,7 @@ def _busy(home: Home) -> GlmsparkError:
 
 async def _bring_up(wanted: ClusterWanted, observer: Observer, files: LockFiles) -> Outcome:
     home = wanted.wanted.home
-    expected = None if files.expect is None else read_lock(files.expect)
-    files.check()
+    expected = _expected(files)
     observer.note(f"reaching {', '.join(node.name for node in wanted.nodes)}")
     known = addresses(wanted.cluster)
     async with Fleet({node.name: known[node.name] for node in wanted.nodes}) as fleet:

@@ -40,6 +40,7 @@ def refused(done: Done, *texts: str) -> None:
     [
         (("--tp", "2", "--pp", "2"), ("2 nodes are too few for 4 ranks", "--tp and --pp whose product is 2")),
         (("--nodes", "spark1,spark7"), ("no node spark7", "its nodes are spark1, spark2")),
+        (("--nodes", ","), ("--nodes names no node",)),
         (("--nodes", "spark1"), ("1 node is too few for 2 ranks",)),
         (("--backend", "mpi"), ("there is no backend mpi", "mp, ray, lockstep")),
         (("--host", "10.0.0.1"), ("no API key is set",)),
@@ -65,19 +66,24 @@ def test_options_of_a_cluster_without_one(glmspark: Glmspark, tmp_path: Path, op
     refused(glmspark("up", toy_recipe(tmp_path), option, "x"), f"{option} is for a cluster")
 
 
-def test_a_lock_file_that_is_none(glmspark: Glmspark, tmp_path: Path) -> None:
+@pytest.mark.parametrize("dry_run", [(), ("--dry-run",)])
+def test_a_lock_file_that_is_none(glmspark: Glmspark, tmp_path: Path, dry_run: tuple[str, ...]) -> None:
     (tmp_path / "l.json").write_text("{}")
     file = cluster_file(tmp_path)
     refused(
-        glmspark("up", toy_recipe(tmp_path), "--cluster", file, "--locked", tmp_path / "l.json"),
+        glmspark("up", toy_recipe(tmp_path), "--cluster", file, "--locked", tmp_path / "l.json", *dry_run),
         "not a lock file",
         "--lock FILE",
     )
 
 
-def test_a_lock_file_that_could_not_be_written(glmspark: Glmspark, tmp_path: Path) -> None:
+@pytest.mark.parametrize("dry_run", [(), ("--dry-run",)])
+def test_a_lock_file_that_could_not_be_written(
+    glmspark: Glmspark, tmp_path: Path, dry_run: tuple[str, ...]
+) -> None:
     for place in (tmp_path / "none/l.json", tmp_path):
-        done = glmspark("up", toy_recipe(tmp_path), "--cluster", cluster_file(tmp_path), "--lock", place)
+        words = ("--cluster", cluster_file(tmp_path), "--lock", place, *dry_run)
+        done = glmspark("up", toy_recipe(tmp_path), *words)
         refused(done, f"{place} cannot be written")
 
 
