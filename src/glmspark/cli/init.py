@@ -16,11 +16,13 @@ if TYPE_CHECKING:
     from glmspark.nodes.discover import Fabric
     from glmspark.nodes.survey import Facts
 
+_ENV_BYTES = 128 * 1024
+
 
 def init(
     hosts: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[HOST]...", help="The nodes as [user@]host[:port], the head first."),
+        typer.Argument(metavar="HOST", help="The nodes as \\[user@]host[:port], the head first."),
     ] = None,
     from_env: Annotated[
         Path | None, typer.Option("--from-env", help="Take the nodes from a .env file of a shell launcher.")
@@ -31,7 +33,7 @@ def init(
     image: Annotated[
         str | None,
         typer.Option(
-            help="The image that ranks run in [default: this environment where nodes have it, else "
+            help="The image that ranks run in \\[default: this environment where nodes have it, else "
             "glmspark:VERSION]."
         ),
     ] = None,
@@ -59,7 +61,7 @@ def init(
     from glmspark.config.cluster import Runtime, dump_cluster
     from glmspark.config.files import write_atomic
     from glmspark.config.imports.env import parse_env
-    from glmspark.errors import GlmsparkError, UsageError
+    from glmspark.errors import UsageError
     from glmspark.nodes.discover import cluster_of, has_docker, look_for_fabric, runtime_of
     from glmspark.nodes.facts.environment import environment
 
@@ -67,10 +69,7 @@ def init(
     if from_env is not None:
         if hosts:
             raise UsageError("give hosts or --from-env, not both")
-        try:
-            old = parse_env(from_env.read_text(), str(from_env))
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"{from_env} cannot be read: {error}") from None
+        old = parse_env(_settings(from_env), str(from_env))
         hosts, notes = list(old.hosts), list(old.notes)
     if not hosts:
         raise UsageError("no nodes given", next="for example: glmspark init spark1 spark2")
@@ -79,6 +78,9 @@ def init(
         raise UsageError(
             f"{output} is there already", next="write another with --output, or replace it with --force"
         )
+    if not to_stdout and (output.is_dir() or not output.parent.is_dir()):
+        seen = f"{output} is a directory" if output.is_dir() else f"there is no directory {output.parent}"
+        raise UsageError(seen, step=f"write {output}", next="name a file with --output")
     _, named = where(hosts, None)
     key, hosts_file = (
         None if path is None else path.expanduser().absolute() for path in (identity, known_hosts)
@@ -106,8 +108,6 @@ def init(
     if to_stdout:
         sys.stdout.write(data.decode())
         return
-    if not output.parent.is_dir():
-        raise GlmsparkError(f"there is no directory {output.parent}", step=f"write {output}")
     write_atomic(output, data)
     if as_json:
         print_json(
@@ -135,6 +135,24 @@ def init(
     if runtime.kind == "docker" and not _has_image(facts, runtime.image):
         print(f"  note: no node has {runtime.image} yet: `glmspark image build` on one makes it")
     print(f"next: glmspark doctor --cluster {output}")
+
+
+def _settings(path: Path) -> str:
+    """The text of a .env file, of which no more is read than one may have. UsageError where it is none."""
+    from glmspark.errors import UsageError
+
+    try:
+        with path.expanduser().open("rb") as stream:
+            raw = stream.read(_ENV_BYTES + 1)
+        text = raw.decode()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it is no UTF-8 text"
+        seen = f"{path} cannot be read: {reason}"
+    else:
+        if len(raw) <= _ENV_BYTES and "\0" not in text:
+            return text
+        seen = f"{path} is no .env file: it is {'binary' if chr(0) in text else 'larger than 128 KiB'}"
+    raise UsageError(seen, next="name the launcher's .env file, or give the hosts themselves")
 
 
 def _has_image(facts: dict[str, Facts], image: str | None) -> bool:

@@ -236,7 +236,8 @@ def load_cluster(path: str | os.PathLike[str]) -> Cluster:
             raw = stream.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise ClusterError(
-            str(file), [Problem(None, "no such file", "`glmspark lab up` makes one for a lab")]
+            str(file),
+            [Problem(None, "no such file", "`glmspark init HOST...` writes one, `glmspark lab up` a lab's")],
         ) from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)

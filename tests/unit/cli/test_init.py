@@ -114,7 +114,16 @@ def test_from_a_file_of_a_shell_launcher(glmspark: Glmspark, tmp_path: Path) -> 
     [
         ((), 2, "no nodes given"),
         (("a", "--from-env", "x"), 2, "not both"),
-        (("--from-env", "/nonexistent/.env"), 2, "cannot be read"),
+        (
+            ("--from-env", "/nonexistent/.env"),
+            2,
+            ".env cannot be read: No such file or directory",
+        ),
+        (("--from-env", "/"), 2, "/ cannot be read: Is a directory"),
+        (("--from-env", "/dev/zero"), 2, "/dev/zero is no .env file"),
+        (("--from-env", "/proc/self/exe"), 2, "/proc/self/exe cannot be read: it is no UTF-8 text"),
+        (("127.0.0.1:1", "-o", "/nonexistent/c.yaml"), 2, "there is no directory /nonexistent"),
+        (("127.0.0.1:1", "-o", "/", "--force"), 2, "/ is a directory"),
         (("127.0.0.1:1", "-o", "-"), 1, "nothing listens for SSH"),
     ],
 )

@@ -142,7 +142,7 @@ def test_several_nodes_need_a_fabric():
 def test_missing_file_and_other_data(tmp_path):
     with pytest.raises(ClusterError, match="no such file") as caught:
         load_cluster(tmp_path / "cluster.yaml")
-    assert "lab up" in (caught.value.hint or "")
+    assert "`glmspark init HOST...` writes one" in (caught.value.hint or "")
     with pytest.raises(ClusterError, match="is a directory"):
         load_cluster(tmp_path)
     (tmp_path / "list.yaml").write_text("- 1\n")
