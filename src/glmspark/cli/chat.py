@@ -20,7 +20,7 @@ _DIM, _RESET, _BOLD = "\x1b[2m", "\x1b[0m", "\x1b[1m"
 def chat(
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[QUESTION]...", help="Ask this and stop; without it, a conversation begins."),
+        typer.Argument(metavar="QUESTION", help="Ask this and stop; without it, a conversation begins."),
     ] = None,
     name: Annotated[
         str | None,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Hosts = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[HOST]...", help="Nodes as [user@]host[:port]; this machine if none is given."),
+    typer.Argument(metavar="HOST", help="Nodes as \\[user@]host[:port]; this machine if none is given."),
 ]
 ClusterFile = Annotated[Path | None, typer.Option("--cluster", help="Nodes and fabric from a cluster file.")]
 
@@ -44,7 +44,8 @@ def doctor(
         ),
     ] = None,
     port: Annotated[
-        list[int] | None, typer.Option(help="TCP ports that must be free [default: 8000 29500].")
+        list[int] | None,
+        typer.Option(min=1, max=65535, help="TCP ports that must be free \\[default: 8000 29500]."),
     ] = None,
     fix: Annotated[
         bool, typer.Option("--fix", help="Then tune what can be tuned, as `glmspark tune apply` does.")

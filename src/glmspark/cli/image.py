@@ -27,7 +27,7 @@ def _group() -> None:
 def build(
     platform: Annotated[str, typer.Option(help="What it is to run on, as Docker names it.")] = "linux/arm64",
     tag: Annotated[
-        str | None, typer.Option(help="Its name [default: glmspark:VERSION, glmspark-lab:VERSION].")
+        str | None, typer.Option(help="Its name \\[default: glmspark:VERSION, glmspark-lab:VERSION].")
     ] = None,
     lab: Annotated[
         bool, typer.Option("--lab", help="The lab's image instead, on the first node of the lab that stands.")

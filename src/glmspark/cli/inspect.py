@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,7 +19,10 @@ if TYPE_CHECKING:
 
 def inspect(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A model's directory, or hf:org/name[@revision].")
+        str,
+        typer.Argument(
+            metavar="MODEL", help="A model's directory, hf:org/name\\[@revision] or package:NAME."
+        ),
     ],
     tp: Annotated[int, typer.Option(help="Ranks that share each layer.", min=1, max=1024)] = 1,
     pp: Annotated[int, typer.Option(help="Stages that share the layers.", min=1, max=1024)] = 1,
@@ -43,7 +47,7 @@ def inspect(
         if model.startswith("hf:"):
             files = HubFiles(*parse_hub(model.removeprefix("hf:")))
         else:
-            files = LocalFiles(model.removeprefix("path:"))
+            files = LocalFiles(_directory(model))
         found = look_into(files)
     split = holdings(found, tp=tp, pp=pp, ep=ep) if tp * pp > 1 else []
     if as_json:
@@ -52,6 +56,16 @@ def inspect(
         _show(found, split)
     if found.worst() is Severity.ERROR:
         raise typer.Exit(1)
+
+
+def _directory(model: str) -> str | Path:
+    """The directory that is meant: itself, or as a recipe's model.source says it."""
+    if not model.startswith("package:"):
+        return model.removeprefix("path:")
+    from glmspark.config.recipe import ModelSource
+    from glmspark.models.source import locate
+
+    return locate(ModelSource(kind="package", name=model.removeprefix("package:")))
 
 
 def _json(found: Inspection, split: list[Holding], files: object) -> dict[str, Any]:

@@ -18,7 +18,12 @@ if TYPE_CHECKING:
     from glmspark.nodes.transport import NodeError
     from glmspark.weights.verify import StoredModel
 
-app = typer.Typer(name="models", no_args_is_help=True, help="Weights on the nodes: list them, remove them.")
+app = typer.Typer(
+    name="models",
+    no_args_is_help=True,
+    help="Weights on the nodes: list them, remove them.\n\n"
+    "Example: [bold]glmspark models list --cluster cluster.yaml[/bold]",
+)
 ClusterFile = Annotated[Path, typer.Option("--cluster", help="The cluster file with the nodes.")]
 
 

@@ -28,7 +28,7 @@ app = typer.Typer(
 
 Hosts = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[HOST]...", help="Nodes as [user@]host[:port]; this machine if none is given."),
+    typer.Argument(metavar="HOST", help="Nodes as \\[user@]host[:port]; this machine if none is given."),
 ]
 ClusterFile = Annotated[Path | None, typer.Option("--cluster", help="Nodes from a cluster file.")]
 Only = Annotated[

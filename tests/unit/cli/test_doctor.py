@@ -116,3 +116,10 @@ def test_fix_tunes_what_the_verdicts_name(glmspark: Glmspark, monkeypatch: pytes
     assert asked == {"plans": ({"this machine"}, ["swap"]), "drop": {"this machine"}}
     assert done.code == 1
     assert "no sudo" in done.err
+
+
+@pytest.mark.parametrize("port", ["0", "-1", "65536"])
+def test_a_port_that_does_not_exist(glmspark: Glmspark, port: str) -> None:
+    done = glmspark("doctor", NOWHERE, "--port", port)
+    assert done.code == 2
+    assert "Invalid value for '--port'" in done.err

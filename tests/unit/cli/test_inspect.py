@@ -46,3 +46,8 @@ def test_a_layout_that_does_not_divide_is_refused(glmspark: Glmspark) -> None:
 def test_what_is_no_checkpoint(glmspark: Glmspark, tmp_path: Path) -> None:
     assert "config.json does not exist" in glmspark("inspect", tmp_path).err
     assert "names no repository" in glmspark("inspect", "hf:nothing").err
+
+
+def test_a_model_that_comes_with_glmspark(glmspark: Glmspark) -> None:
+    assert glmspark("inspect", "package:glm-tiny").code == 0
+    assert "no checkpoint nothing comes with glmspark" in glmspark("inspect", "package:nothing").err
