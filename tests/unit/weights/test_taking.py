@@ -138,3 +138,23 @@ def test_the_token_goes_to_the_hub_alone(begin, end, kept):
     after = pull._Redirects().redirect_request(request, None, 302, "Found", {}, end)
     assert after.has_header("Authorization") is kept
     assert after.has_header("Range")
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {"a": {"size": 5, "digests": ""}},  # nothing to compare with: whatever lies there would be right
+        {"../a": {"size": 5, "digests": "00" * 32}},
+        {"a": {"size": 5}},
+        {"a": {"size": "5", "digests": "00" * 32}},
+        ["a"],
+    ],
+)
+def test_a_manifest_that_is_not_whole_verifies_nothing(tmp_path, capsys, entries):
+    (tmp_path / "a").write_bytes(b"wrong")
+    text = json.dumps({"algorithm": "blake2b", "chunk": CHUNK, "files": entries})
+    (tmp_path / relay_program.MANIFEST).write_text(text)
+    assert not relay_program.verify(tmp_path)
+    (said,) = map(json.loads, capsys.readouterr().out.splitlines())
+    assert said["t"] == "failed"
+    assert "no whole .glmspark-weights.json" in said["error"]

@@ -21,7 +21,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from .digest import ALGORITHMS, CHUNK, digest
+from .digest import ALGORITHMS, CHUNK, SIZE, chunks, digest
 from .pull import Hub, Peer
 from .serve import Pace, Server
 from .store import File, TransferError
@@ -330,27 +330,33 @@ def verify(directory: Path) -> bool:
     """Hash every file that the manifest knows, and say of each whether it is what it was; True if all are."""
     try:
         found = json.loads((directory / MANIFEST).read_bytes())
-        algorithm, files = found["algorithm"], found["files"]
-    except (OSError, ValueError, KeyError, TypeError):
-        say("failed", error=f"{directory} has no {MANIFEST}: it was not fetched by glmspark", step="verify",
+        algorithm = found["algorithm"]
+        files = {
+            name: (entry["size"], bytes.fromhex(entry["digests"])) for name, entry in found["files"].items()
+        }
+        if not all(
+            _NAME.fullmatch(name) and len(raw) == chunks(n) * SIZE for name, (n, raw) in files.items()
+        ):
+            raise ValueError("damaged")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        say("failed", error=f"{directory} has no whole {MANIFEST}: not fetched by glmspark?", step="verify",
             next="`glmspark fetch` takes what lies there, and verifies it")  # fmt: skip
         return False
     if algorithm not in ALGORITHMS:
         say("failed", error=f"this Python has no {algorithm}", step="verify", next="install blake3 there")
         return False
     good = True
-    total = sum(entry["size"] for entry in files.values())
+    total = sum(size for size, _ in files.values())
     done = 0
     told = time.monotonic()
     buffer = bytearray(CHUNK)
-    for name, entry in sorted(files.items()):
+    for name, (size, raw) in sorted(files.items()):
         wrong: list[int] = []
         problem = None
-        raw = bytes.fromhex(entry["digests"])
         try:
             with (directory / name).open("rb") as file:
-                if os.fstat(file.fileno()).st_size != entry["size"]:
-                    problem = f"has {os.fstat(file.fileno()).st_size} bytes, not {entry['size']}"
+                if os.fstat(file.fileno()).st_size != size:
+                    problem = f"has {os.fstat(file.fileno()).st_size} bytes, not {size}"
                 for index in range(len(raw) // 32 if problem is None else 0):
                     count = file.readinto(buffer)
                     if digest(algorithm, memoryview(buffer)[:count]) != raw[index * 32 : index * 32 + 32]:
