@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from glmspark.cli.console import AsJson, print_json
+from glmspark.cli.nodes import image_name
 from glmspark.cli.recipe import complete_recipe
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ def doctor(
         ),
     ] = None,
     image: Annotated[
-        str | None, typer.Option(help="The image that is to run, instead of the file's.")
+        str | None,
+        typer.Option(callback=image_name, help="The image that is to run, instead of the file's."),
     ] = None,
     load: Annotated[
         float | None,

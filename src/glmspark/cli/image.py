@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -9,6 +10,7 @@ from typing import Annotated
 import typer
 
 from glmspark.cli.console import AsJson, print_json
+from glmspark.cli.nodes import image_name
 
 app = typer.Typer(
     name="image",
@@ -23,11 +25,22 @@ def _group() -> None:
     pass
 
 
+def _platform(value: str) -> str:
+    if re.fullmatch(r"[a-z0-9]+/[a-z0-9_]+(/[a-z0-9.]+)?", value) is None:
+        raise typer.BadParameter(f"{value!r} is no platform such as linux/arm64")
+    return value
+
+
 @app.command()
 def build(
-    platform: Annotated[str, typer.Option(help="What it is to run on, as Docker names it.")] = "linux/arm64",
+    platform: Annotated[
+        str, typer.Option(callback=_platform, help="What it is to run on, as Docker names it.")
+    ] = "linux/arm64",
     tag: Annotated[
-        str | None, typer.Option(help="Its name \\[default: glmspark:VERSION, glmspark-lab:VERSION].")
+        str | None,
+        typer.Option(
+            callback=image_name, help="Its name \\[default: glmspark:VERSION, glmspark-lab:VERSION]."
+        ),
     ] = None,
     lab: Annotated[
         bool, typer.Option("--lab", help="The lab's image instead, on the first node of the lab that stands.")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from glmspark.cli.console import AsJson, print_json
+from glmspark.cli.nodes import image_name
 
 if TYPE_CHECKING:
     from glmspark.config.cluster import Link
@@ -33,8 +34,9 @@ def init(
     image: Annotated[
         str | None,
         typer.Option(
+            callback=image_name,
             help="The image that ranks run in \\[default: this environment where nodes have it, else "
-            "glmspark:VERSION]."
+            "glmspark:VERSION].",
         ),
     ] = None,
     identity: Annotated[

@@ -20,6 +20,17 @@ OnCluster = Annotated[
 ]
 
 
+def image_name(value: str | None) -> str | None:
+    """Of an option that names an image: refuses what cannot, before anything is looked at."""
+    import re
+
+    from glmspark.config.cluster import IMAGE_NAME
+
+    if value is not None and re.fullmatch(IMAGE_NAME, value) is None:
+        raise typer.BadParameter(f"{value!r} is no image name such as glmspark:0.1.0")
+    return value
+
+
 def where(hosts: list[str] | None, cluster: Path | None) -> tuple[Cluster | None, dict[str, Address | None]]:
     """The cluster file, if one is given, and how to reach the nodes meant; this machine if none is named.
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from glmspark.cli.console import AsJson, print_json
+from glmspark.cli.nodes import image_name
 
 if TYPE_CHECKING:
     from glmspark.config import Recipe
@@ -109,7 +110,8 @@ def show(
 def lint(
     recipes: Annotated[list[str], typer.Argument(help="Names or files.", autocompletion=complete_recipe)],
     image: Annotated[
-        str | None, typer.Option(help="Also check the arguments against the engine in this image.")
+        str | None,
+        typer.Option(callback=image_name, help="Also check the arguments against the engine in this image."),
     ] = None,
     cluster: Annotated[
         Path | None,

@@ -27,6 +27,7 @@ from glmspark.config.problems import FileError, check_file
 from glmspark.config.yamltree import MAX_BYTES, Problem
 
 __all__ = [
+    "IMAGE_NAME",
     "Cluster",
     "ClusterError",
     "Link",
@@ -39,6 +40,10 @@ __all__ = [
     "load_cluster",
     "parse_cluster",
 ]
+
+
+IMAGE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._/:@-]{0,254}$"
+"""What can name an image; nothing that Docker could take for an option."""
 
 
 class ClusterError(FileError):
@@ -157,7 +162,7 @@ class Runtime(Section):
     """
 
     kind: Literal["docker", "venv"] = "docker"
-    image: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:@-]{0,254}$")] | None = None
+    image: Annotated[str, Field(pattern=IMAGE_NAME)] | None = None
     python: Annotated[str, Field(pattern=r"^/?[A-Za-z0-9._+-][A-Za-z0-9._+/ -]{0,1000}$")] | None = None
     mounts: tuple[MountedPath, ...] = ()
     venv: AbsolutePath | None = None

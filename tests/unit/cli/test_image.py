@@ -144,3 +144,22 @@ def test_an_installed_glmspark_needs_its_wheel(
     assert done.code == 1
     assert "--wheel FILE" in done.err
     assert json.dumps("Dockerfile") not in done.out
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("--tag", "A B"), "'A B' is no image name"),
+        (("--tag=--privileged",), "'--privileged' is no image name"),
+        (("--tag", ""), "'' is no image name"),
+        (("--platform", "arm64"), "'arm64' is no platform"),
+        (("--platform", ""), "'' is no platform"),
+    ],
+)
+def test_names_that_docker_would_refuse(
+    glmspark: Glmspark, tmp_path: Path, wheel: Path, words: tuple[str, ...], text: str
+) -> None:
+    done = glmspark("image", "build", "--write-only", tmp_path / "d", "--wheel", wheel, *words)
+    assert done.code == 2
+    assert text in done.err
+    assert not (tmp_path / "d").exists()

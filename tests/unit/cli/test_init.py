@@ -124,6 +124,7 @@ def test_from_a_file_of_a_shell_launcher(glmspark: Glmspark, tmp_path: Path) -> 
         (("--from-env", "/proc/self/exe"), 2, "/proc/self/exe cannot be read: it is no UTF-8 text"),
         (("127.0.0.1:1", "-o", "/nonexistent/c.yaml"), 2, "there is no directory /nonexistent"),
         (("127.0.0.1:1", "-o", "/", "--force"), 2, "/ is a directory"),
+        (("127.0.0.1:1", "--image", "A B"), 2, "'A B' is no image name"),
         (("127.0.0.1:1", "-o", "-"), 1, "nothing listens for SSH"),
     ],
 )

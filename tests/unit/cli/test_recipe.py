@@ -164,6 +164,7 @@ def test_lint_against_what_an_engine_takes(toy_recipe, glmspark):
         (("--engine-help", __file__), 2, "this is not the help of vLLM's server"),
         (("--engine", "--image", "x"), 2, "exclude each other"),
         (("--cluster", "/nonexistent.yaml"), 1, "no such file"),
+        (("--image=--privileged",), 2, "'--privileged' is no image name"),
     ],
 )
 def test_lint_with_an_engine_that_cannot_be_asked(glmspark, words, code, text):
