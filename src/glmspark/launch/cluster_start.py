@@ -195,8 +195,15 @@ class Starter:
         left = stopping.result()
         if left is not None and reason is not None:
             reason = reason.model_copy(update={"seen": f"{reason.seen}\n{left}" if reason.seen else left})
+        state = State.STOPPED if reason is None else State.FAILED
+        if left is not None and reason is None:
+            reason = reasons.failed(
+                "it was interrupted, and not all of it could be stopped from here",
+                seen=left,
+                next_step=f"`glmspark down {self.deployment.name}` tries again",
+            )
         self.deployment.reason = reason
-        self.deployment.close(State.STOPPED if reason is None else State.FAILED)
+        self.deployment.close(state)
         if self.home is not None:
             self.home.forget_key()
         self._write()

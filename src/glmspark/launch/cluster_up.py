@@ -73,10 +73,15 @@ def bring_up_cluster(wanted: ClusterWanted, observer: Observer, files: LockFiles
     lock = locks.take(home.lock_file, wait=_LOCK_PATIENCE)
     if lock is None:
         raise _busy(home)
+    begun = time.time()
     with lock:
         try:
             return asyncio.run(_bring_up(wanted, observer, files))
         except KeyboardInterrupt:
+            record = home.read()
+            left = record.reason if record is not None and record.created >= begun else None
+            if left is not None:
+                raise CancelledError(f"{home.name}: {left.what}", seen=left.seen, next=left.next) from None
             raise CancelledError(
                 f"interrupted: {home.name} was stopped while it started", next="`glmspark up` starts it again"
             ) from None

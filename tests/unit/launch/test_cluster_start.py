@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from glmspark.launch import cluster_start
+from glmspark.launch import cluster_start, cluster_up, reasons
 from glmspark.launch.agents import Event, Stopped
 from glmspark.launch.cluster_start import Starter
 from glmspark.launch.record import ClusterSite, Deployment, Limits, State, Verdict, home
-from glmspark.launch.up import StartError
+from glmspark.launch.up import CancelledError, StartError
 from glmspark.nodes.fleet import Fleet
 from glmspark.nodes.transport import NodeError
 from tests.unit.launch.starts import make_start
@@ -210,6 +212,8 @@ def test_an_interrupt_stops_everything_also_a_second_one(monkeypatch: pytest.Mon
     assert isinstance(error, asyncio.CancelledError)
     assert agents.asked == ["start", "stop"]
     assert deployment.state is State.STOPPED
+    assert deployment.reason is not None  # what could not be stopped is told all the same
+    assert deployment.reason.seen == "spark2 was not reached, and stops by itself: the connection was lost"
 
 
 def test_a_fault_of_our_own_leaves_no_rank_either(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,3 +238,26 @@ def test_events_that_break_off_with_a_fault_of_our_own(monkeypatch: pytest.Monke
     assert isinstance(error, KeyError)
     assert agents.asked == ["start", "stop"]
     assert deployment.state is State.FAILED
+
+
+@pytest.mark.parametrize(
+    ("age", "seen"),
+    [(1.0, "spark2: it would not go"), (-100.0, None)],  # an earlier start's record says nothing of this one
+)
+def test_an_interrupt_tells_what_could_not_be_stopped(
+    monkeypatch: pytest.MonkeyPatch, age: float, seen: str | None
+) -> None:
+    async def interrupted(wanted: Any, *_: Any) -> None:
+        deployment = make_start("toy", "serves")
+        deployment.reason = reasons.failed("it was interrupted", seen="spark2: it would not go")
+        deployment.created = time.time() + age
+        wanted.wanted.home.prepare()
+        wanted.wanted.home.write(deployment)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cluster_up, "_bring_up", interrupted)
+    wanted: Any = SimpleNamespace(wanted=SimpleNamespace(home=home("toy")))
+    with pytest.raises(CancelledError) as caught:
+        cluster_up.bring_up_cluster(wanted, Watching())
+    assert caught.value.seen == seen
+    home("toy").record_file.unlink()
