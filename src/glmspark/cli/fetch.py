@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from glmspark.cli.console import AsJson, duration, print_json
+from glmspark.cli.recipe import complete_recipe
 
 if TYPE_CHECKING:
     from glmspark.config.cluster import Cluster
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
     from glmspark.weights.spread import Outcome, Progress
     from glmspark.weights.verify import Checked
 
-RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe's name or file.")]
+RecipeName = Annotated[
+    str,
+    typer.Argument(metavar="RECIPE", help="A recipe's name or file.", autocompletion=complete_recipe),
+]
 ClusterFile = Annotated[Path, typer.Option("--cluster", help="The cluster file with the nodes.")]
 
 

@@ -32,6 +32,13 @@ def complete_node(incomplete: str) -> list[str]:
     return [name for name in record.wiring.nodes if name.startswith(incomplete)] if record else []
 
 
+def complete_topology(incomplete: str) -> list[str]:
+    """Ways to cable a lab, for tab completion."""
+    from glmspark.lab.spec import Topology
+
+    return [name for name in Topology if name.startswith(incomplete)]
+
+
 def complete_link(incomplete: str) -> list[str]:
     """Names of nodes, links, cables and networks for tab completion."""
     from glmspark.lab import lab_home
@@ -50,7 +57,11 @@ def up(
         ),
     ] = None,
     topology: Annotated[
-        str, typer.Option(help="How the fabric is cabled: switch, ring (3 and more nodes) or pair (2).")
+        str,
+        typer.Option(
+            help="How the fabric is cabled: switch, ring (3 and more nodes) or pair (2).",
+            autocompletion=complete_topology,
+        ),
     ] = "switch",
     delay: Annotated[
         str | None, typer.Option(help="One-way delay of the fabric, such as 200us. Needs tc's netem.")

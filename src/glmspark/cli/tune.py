@@ -26,6 +26,14 @@ app = typer.Typer(
     "journal on each node.\n\nExample: [bold]glmspark tune plan --cluster cluster.yaml[/bold]",
 )
 
+
+def complete_key(incomplete: str) -> list[str]:
+    """What can be tuned, for tab completion."""
+    from glmspark.nodes.tuning.plan import KEYS
+
+    return [key for key in KEYS if key.startswith(incomplete)]
+
+
 Hosts = Annotated[
     list[str] | None,
     typer.Argument(metavar="HOST", help="Nodes as \\[user@]host[:port]; this machine if none is given."),
@@ -33,7 +41,11 @@ Hosts = Annotated[
 ClusterFile = Annotated[Path | None, typer.Option("--cluster", help="Nodes from a cluster file.")]
 Only = Annotated[
     list[str] | None,
-    typer.Option("--only", help="Only this: sysctl, swap, services, limits, linger. May be given again."),
+    typer.Option(
+        "--only",
+        help="Only this: sysctl, swap, services, limits, linger. May be given again.",
+        autocompletion=complete_key,
+    ),
 ]
 Swap = Annotated[str, typer.Option("--swap", help="How much swap there should be in all.")]
 

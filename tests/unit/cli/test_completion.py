@@ -30,9 +30,29 @@ def complete(line: str, **variables: str) -> list[str]:
     return done.stdout.split()
 
 
-@pytest.mark.parametrize("line", ["glmspark up glm-5.2", "glmspark doctor --recipe glm-5.2"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "glmspark up glm-5.2",
+        "glmspark doctor --recipe glm-5.2",
+        "glmspark fetch glm-5.2",
+        "glmspark verify glm-5.2",
+    ],
+)
 def test_recipes(line: str) -> None:
     assert complete(line) == [name for name in recipe_names() if name.startswith("glm-5.2")]
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("glmspark up --backend ", ["mp", "ray", "lockstep"]),
+        ("glmspark lab up --topology ", ["switch", "ring", "pair"]),
+        ("glmspark tune plan --only s", ["sysctl", "swap", "services"]),
+    ],
+)
+def test_what_an_option_takes(line: str, offered: list[str]) -> None:
+    assert complete(line) == offered
 
 
 @pytest.mark.parametrize("verb", ["down", "status", "logs", "chat --name"])
