@@ -42,7 +42,7 @@ class RayNodes(Ranks):
 
     def start_node(self, rank: int) -> None:
         """Start one node, without waiting. Its own temporary directory shows what it leaves."""
-        directory = self.scratch / str(rank)
+        directory = self.scratch / f"glmspark-{rank}"  # as a deployment's is called
         directory.mkdir(exist_ok=True)
         cores = sorted(os.sched_getaffinity(0))
         environment = {

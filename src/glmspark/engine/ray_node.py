@@ -21,6 +21,7 @@ is gone, or did not come.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import ipaddress
 import os
@@ -194,7 +195,16 @@ def read_secret(node: RayNode, path: str | None) -> bytes:
 
 
 def make_directory() -> Path:
-    """An empty directory of our own for Ray's session, where its sockets' paths are short enough."""
+    """An empty directory of our own for Ray's session, where its sockets' paths are short enough.
+
+    In the deployment's own temporary directory if there is one: that goes with the deployment, so nothing of
+    Ray's stays where this process is killed before it has cleaned up.
+    """
+    own = Path(tempfile.gettempdir()) / "rs"  # short
+    if own.parent.name.startswith("glmspark-") and len(str(own)) <= LONGEST_DIRECTORY:
+        with contextlib.suppress(OSError):  # another ray node has it
+            own.mkdir(mode=0o700)
+            return own
     for base in (tempfile.gettempdir(), "/tmp"):  # noqa: S108 - short, and the directory itself is private
         if len(base) + len("/glmspark-ray-12345678") <= LONGEST_DIRECTORY:
             return Path(tempfile.mkdtemp(prefix="glmspark-ray-", dir=base))

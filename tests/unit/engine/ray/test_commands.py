@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,8 @@ from glmspark.engine.ray_node import (
     parse,
     read_secret,
 )
+from glmspark.launch.cluster_prepare import _scratch
+from glmspark.nodes.facts.account import Account
 
 HEAD = RayNode(True, "127.0.0.2", 29500, "127.0.0.2", 2, 120.0, ("/models/glm", "-pp", "2", "--port", "8000"))
 WORKER = RayNode(False, "127.0.0.2", 29500, "127.0.0.3", 2, 120.0, ("/models/glm", "-pp", "2"))
@@ -166,6 +169,20 @@ def test_the_secret(tmp_path: Path) -> None:
     abroad = RayNode(True, "198.51.100.1", 1, "198.51.100.1", 2, 1.0, ("m",))
     with pytest.raises(UsageError, match="beyond loopback there must be a secret"):
         read_secret(abroad, None)
+
+
+def test_rays_session_lies_in_the_deployments_own_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the node's agent removes it, also when the ray node is killed before it could."""
+    with tempfile.TemporaryDirectory(prefix="glmspark-", dir="/tmp") as scratch:
+        monkeypatch.setattr(ray_node.tempfile, "gettempdir", lambda: scratch)
+        made = make_directory()
+        assert made.parent == Path(scratch)
+        assert made.stat().st_mode & 0o777 == 0o700
+        again = make_directory()  # another's stays another's
+        again.rmdir()
+        assert again != made
+    account = Account("/home/me", "me", 2**32 - 2, 1)  # no user has a longer number
+    assert len(_scratch("/home/me/d", account)) + len("/rs") <= LONGEST_DIRECTORY
 
 
 def test_sockets_paths_are_short_enough(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
