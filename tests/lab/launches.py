@@ -67,6 +67,15 @@ class Start:
             assert line is not None, "it ended:\n" + self.text
             left = {word for word in left if word not in line}
 
+    def until_any(self, *words: str, seconds: float = 90) -> None:
+        """Wait until it has printed a line with one of these: a phase that passes quickly is not shown."""
+        end = time.monotonic() + seconds
+        while True:
+            line = self._queue.get(timeout=max(0.1, end - time.monotonic()))
+            assert line is not None, "it ended:\n" + self.text
+            if any(word in line for word in words):
+                return
+
     def end(self, seconds: float = 240) -> int:
         """Wait until it ends; its exit code. One that does not is killed, and its ranks end with it."""
         try:

@@ -66,9 +66,12 @@ def test_root_and_strangers_do_not_log_in(lab: VirtualSparks, tmp_path: Path) ->
 
 def test_shared_memory_is_each_node_s_own(lab: VirtualSparks) -> None:
     lab.shell("spark1", "touch", "/dev/shm/only-here")
-    assert "only-here" in lab.shell("spark1", "ls", "/dev/shm")
-    assert "only-here" not in lab.shell("spark2", "ls", "/dev/shm")
-    assert not Path("/dev/shm/only-here").exists()
+    try:
+        assert "only-here" in lab.shell("spark1", "ls", "/dev/shm")
+        assert "only-here" not in lab.shell("spark2", "ls", "/dev/shm")
+        assert not Path("/dev/shm/only-here").exists()
+    finally:
+        lab.shell("spark1", "rm", "/dev/shm/only-here")
 
 
 @pytest.mark.parametrize("directory", ["/tmp", "/home/spark", "/var/tmp", "/run", "/etc"])

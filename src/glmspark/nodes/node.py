@@ -45,7 +45,8 @@ exec base64 -- "$1"
 """
 
 # A background job of a shell without job control leads no process group, so setsid need not fork and $! is
-# the process itself. Its start time comes along: pid and start time together name it for ever.
+# the process itself. Its start time comes along: pid and start time together name it for ever. The shell
+# reads it itself: once it starts another program, a job that has ended already is gone from /proc.
 _SPAWN = """\
 set -eu
 cd -- "$1"
@@ -54,7 +55,8 @@ shift 2
 exec 3>> "$log"
 setsid "$@" < /dev/null >&3 2>&3 &
 exec 3>&-
-cat "/proc/$!/stat"
+IFS= read -r stat < "/proc/$!/stat"
+printf '%s\n' "$stat"
 """
 
 

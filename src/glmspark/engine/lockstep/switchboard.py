@@ -31,6 +31,7 @@ NOBODY = -1
 """In the place of the one rank whose answer matters: none does, for there is nothing to answer."""
 
 _LAST_WORD = 1  # seconds that telling a rank of the end may take
+_CAUSE = 0.5  # seconds in which a rank that hangs up is taken for the cause of another's error
 
 Answers = Mapping[int, Any]
 """What the ranks that were asked have answered, by rank."""
@@ -270,11 +271,21 @@ class Switchboard:
         what = pending.what if pending else dict(self._told).get(number, "a call")
         message = f"{peer} failed in {what}: {text}"
         if pending is None or pending.vital:
-            self.fail(message)
+            gone = self._hung_up(but=peer)
+            self.fail(f"{gone} closed the connection; its log may say why. {message}" if gone else message)
             return
         del self._pending[number]
         self._refused.add(number)
         pending.set_exception(RankError(message))
+
+    def _hung_up(self, *, but: str) -> str | None:
+        """The rank that ends just now, if one does: others' collectives break before its link is closed."""
+        poll = select.poll()
+        for link in self.links.values():
+            if link.peer != but:
+                poll.register(link.fileno(), select.POLLRDHUP)
+        ended = poll.poll(_CAUSE * 1000)
+        return self.links[self._by_descriptor[ended[0][0]]].peer if ended else None
 
     def _watch(self) -> None:
         """Notice a rank that ends while nobody waits for an answer. Reads nothing unless one has."""

@@ -321,3 +321,17 @@ def test_a_result_that_cannot_be_made_is_the_callers_error(made: Callable[..., R
     with pytest.raises(ZeroDivisionError):
         ranks.call("step", finish=lambda _: 1 / 0).result()
     assert ranks.call("step").result()[0] == (0, "step")
+
+
+def test_a_rank_that_ends_is_the_cause_of_another_s_error(made: Callable[..., Ranks]) -> None:
+    """Its neighbours' collectives break at once, and they say so before its link is seen to be closed."""
+
+    def broken(rank: int, method: str) -> None:
+        if rank == 1:
+            threading.Timer(0.1, ranks.workers[2].link.close).start()
+            raise RuntimeError("connection closed by peer")
+        time.sleep(1)
+
+    ranks = made(broken)
+    with pytest.raises(LockstepError, match=r"rank 2 closed the connection.*rank 1 failed in step: .*peer"):
+        ranks.call("step", only=0, vital=True).result()
