@@ -145,7 +145,9 @@ def test_an_end_is_described_and_what_it_left_is_gone(agents: Agents) -> None:
 def test_a_killed_agent_takes_all_along(agents: Agents) -> None:
     agents.start(sys.executable, "-c", FAMILY)
     child = int(agents.lines(2)[1].split()[1])
-    os.kill(agents.wait("running")["agent"][0], signal.SIGKILL)
+    agent = agents.wait("running")["agent"][0]
+    time.sleep(1.1)  # it has looked: the rank dies with it, and what it has in memory can no longer be asked
+    os.kill(agent, signal.SIGKILL)
     reason = agents.wait("failed")["reason"]
     assert reason["what"] == "a rank's agent ended unexpectedly: rank 0 on spark1"
     assert f"{child} (sleep 999)" in reason["seen"]
