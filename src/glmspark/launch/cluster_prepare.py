@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import posixpath
 import secrets
 import time
@@ -38,7 +39,7 @@ from glmspark.nodes.facts.cpu import CORES
 from glmspark.nodes.facts.engine import EngineVersions
 from glmspark.nodes.facts.login import VERBS
 from glmspark.nodes.facts.memory_detail import MEMORY_DETAIL
-from glmspark.nodes.facts.network import ROUTES
+from glmspark.nodes.facts.network import INTERFACES, ROUTES
 from glmspark.nodes.facts.nvidia import GPUS
 from glmspark.nodes.facts.ports import LISTENERS, Listener, command_line, socket_owners
 from glmspark.nodes.facts.rdma import RDMA
@@ -274,9 +275,10 @@ def _refuse_blocked(look: Look) -> None:
 
 
 async def check_port(fleet: Fleet, prepared: Prepared) -> None:
-    """Raises UsageError naming node and owner where something listens on the API's port already."""
+    """Raises UsageError where the address is not the head's, or naming who listens on the port already."""
     plan, head = prepared.plan, prepared.plan.ranks[0].host
     host, port = plan.endpoint.host, plan.endpoint.port
+    refuse_elsewhere(host, head, prepared.facts[head])
     address = "127.0.0.1" if host == "localhost" else host
     taken = [
         one
@@ -301,6 +303,23 @@ async def check_port(fleet: Fleet, prepared: Prepared) -> None:
         host=head,
         step="check the port",
         next="stop that, or choose another --port",
+    )
+
+
+def refuse_elsewhere(host: str, head: str, facts: Facts) -> None:
+    """Raises UsageError where host is an IPv4 address that none of the head's interfaces has."""
+    try:
+        address = ipaddress.IPv4Address(host)
+    except ValueError:  # IPv6, or a name: only vLLM itself can tell
+        return
+    own = [one.ip for interface in facts.get(INTERFACES) or () for one in interface.addresses]
+    if not own or address in own or address.is_unspecified or address.is_loopback:
+        return
+    raise UsageError(
+        f"{host} is no address of {head}, where the API listens",
+        host=head,
+        step="check the port",
+        next=f"its addresses are {', '.join(map(str, own))}; rank 0 is on the first node that --nodes names",
     )
 
 
