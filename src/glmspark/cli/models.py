@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -155,6 +156,7 @@ def _show(found: Mapping[str, Any]) -> None:
     from glmspark.config.units import format_size
     from glmspark.nodes.transport import NodeError
 
+    shipped = {one.name for one in (files("glmspark.recipes") / "checkpoints").iterdir()}
     console = Console(file=sys.stdout, highlight=False)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for title in ("node", "model", "size", "files", ""):
@@ -166,6 +168,9 @@ def _show(found: Mapping[str, Any]) -> None:
         for name, one in models.items():
             notes = ["not complete"] if one.partial else []
             notes += [f"links to {format_size(one.linked)} elsewhere"] if one.linked else []
-            notes += [] if one.hashed else ["no hashes: `glmspark fetch` verifies it"]
+            if name in shipped:
+                notes.append("comes with glmspark: `glmspark up` compares it")
+            elif not one.hashed:
+                notes.append("no hashes: `glmspark fetch` verifies it")
             table.add_row(node, name, format_size(one.nbytes), str(one.files), ", ".join(notes))
     console.print(table if table.row_count else "no models")

@@ -77,6 +77,20 @@ def test_models_are_shown(glmspark: Glmspark, cluster: Path) -> None:
     assert glmspark("models", "list", "--cluster", cluster, "--json").json["spark2"]["m"]["files"] == 3
 
 
+def test_a_model_without_hashes_says_who_looks_after_it(
+    glmspark: Glmspark, cluster: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def listed(*_: object) -> dict[str, dict[str, StoredModel]]:
+        plain = StoredModel("/models/m", 3, 10**9, 0, False, False)
+        return {"spark1": {"m": plain}, "spark2": {"glm-tiny": plain}}
+
+    monkeypatch.setattr("glmspark.weights.verify.list_models", listed)
+    one, other = glmspark("models", "list", "--cluster", cluster).out.splitlines()[1:]
+    assert "no hashes: `glmspark fetch` verifies it" in one
+    assert "comes with glmspark" in other  # fetch refuses it
+    assert "fetch" not in other
+
+
 def test_a_model_that_is_not_there(glmspark: Glmspark, cluster: Path) -> None:
     done = glmspark("models", "rm", "x", "--cluster", cluster, "--yes")
     assert done.code == 2
