@@ -39,6 +39,12 @@ def test_clean_takes_what_is_left_and_leaves_what_runs(glmspark: Glmspark) -> No
     for pid in (*reapers, left.supervisor.pid):  # who would clean up is killed with it
         os.kill(pid, signal.SIGKILL)
     wait_free(home("left"))
+    end = time.monotonic() + 15.0  # on a busy machine the ranks' own end takes a moment
+    ranks = [rank.process for rank in left.ranks if rank.process is not None]
+    assert len(ranks) == 2
+    while any(map(processes.is_alive, ranks)):
+        assert time.monotonic() < end
+        time.sleep(0.05)
     would = glmspark("clean", "--dry-run", "--json").json["this machine"]
     assert (would["kept"], would["dry_run"], would["stubborn"]) == (["runs"], True, [])
     assert len(would["processes"]) == 2  # the workers: the ranks themselves end with their supervisor
