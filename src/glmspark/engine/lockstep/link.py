@@ -96,7 +96,7 @@ class Link:
         except BlockingIOError:
             raise LinkError(f"{self.peer} took nothing for {STALL} s") from None
         except OSError as error:
-            raise ClosedError(f"{self.peer}: {_reason(error)}") from error
+            raise ClosedError(f"{self.peer}{_reason(error)}") from error
 
     def last(self, frame: Frame, seconds: int) -> None:
         """Send a last frame, within `seconds`, and end this direction. Raises LinkError as `send` does."""
@@ -138,7 +138,7 @@ class Link:
                     continue
                 raise LinkError(f"{self.peer} stalled for {STALL} s within a frame") from None
             except OSError as error:
-                raise ClosedError(f"{self.peer}: {_reason(error)}") from error
+                raise ClosedError(f"{self.peer}{_reason(error)}") from error
             if not got:
                 if begin and not have:
                     raise ClosedError(f"{self.peer} closed the connection")
@@ -167,4 +167,6 @@ def _code(key: bytes, counter: int, size: int, digest: bytes) -> bytes:
 
 
 def _reason(error: OSError) -> str:
-    return (error.strerror or str(error)).lower()
+    """What a message says after the peer's name. A killed process closes, or resets, its connections."""
+    text = (error.strerror or str(error)).lower()
+    return f" closed the connection ({text})" if isinstance(error, ConnectionError) else f": {text}"
