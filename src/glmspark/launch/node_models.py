@@ -17,6 +17,7 @@ from glmspark.models.checkpoint import check_tokenizer
 from glmspark.nodes.facts.account import Account
 from glmspark.nodes.facts.checkpoint import Listing, heads, listing
 from glmspark.nodes.fleet import Fleet
+from glmspark.nodes.listings import listings
 from glmspark.nodes.node import Node
 from glmspark.nodes.survey import Facts, survey
 from glmspark.nodes.transport import NodeError
@@ -74,7 +75,7 @@ async def look_at_model(fleet: Fleet, source: ModelSource, place: str) -> Model:
     copied is missing or other than the first node's.
     """
     local = locate(source) if source.kind == "package" else None
-    found = await _ask(fleet, place, whole=local is not None)
+    found = await listings(fleet, place, whole=local is not None)
     if local is not None:
         checkpoint = inspect_checkpoint(local)
         check_tokenizer(local)
@@ -92,25 +93,6 @@ async def look_at_model(fleet: Fleet, source: ModelSource, place: str) -> Model:
             )
     checkpoint = await _inspect(fleet.nodes[first], found[first], place)
     return Model(checkpoint, found, found[first])
-
-
-async def _ask(fleet: Fleet, place: str, *, whole: bool) -> dict[str, Listing]:
-    fact = listing(place, whole=whole)
-
-    async def ask(node: Node) -> Listing:
-        facts = await survey(node, [fact], each=int(_READ), timeout=_READ + 10)
-        value = facts.get(fact)
-        if value is None:
-            raise NodeError(
-                f"cannot look into {place}: {facts.problem(fact)}", host=node.host, step="find the model"
-            )
-        return value
-
-    found = await fleet.each(ask)
-    for one in found.values():
-        if isinstance(one, NodeError):
-            raise one
-    return {name: one for name, one in found.items() if isinstance(one, Listing)}
 
 
 def _check_there(node: str, found: Listing, place: str, source: ModelSource) -> None:

@@ -15,18 +15,15 @@ from glmspark.config.units import format_size
 from glmspark.errors import GlmsparkError
 from glmspark.models.errors import CheckpointError
 from glmspark.models.inspection import Problem, Severity, inspect
-from glmspark.nodes.facts.checkpoint import Listing, listing
+from glmspark.nodes.facts.checkpoint import Listing
 from glmspark.nodes.fleet import Fleet
-from glmspark.nodes.node import Node
-from glmspark.nodes.survey import survey
-from glmspark.nodes.transport import NodeError
+from glmspark.nodes.listings import listings
 from glmspark.weights.hub import HubFiles
 from glmspark.weights.spread import HubSource, Outcome, Plan, Progress, chain, spread
 
 __all__ = ["Files", "Options", "fabric_addresses", "fetch", "pythons"]
 
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,250}", re.ASCII)
-_LISTING_S = 300.0
 
 
 @dataclass(frozen=True)
@@ -92,7 +89,7 @@ async def fetch(
         raise next(iter(fleet.lost.values()))
     addresses = fabric_addresses(cluster)
     noted(f"looking for {source} on {len(fleet.nodes)} nodes")
-    there = await _listings(fleet, place)
+    there = await listings(fleet, place)
     files = await _files(source, place, there, options, noted)
     order = [files.first, *(name for name in fleet.nodes if name != files.first)]
     plan = Plan(
@@ -107,25 +104,6 @@ async def fetch(
     total = format_size(sum(files.sizes.values()))
     noted(f"{total} from {'the hub' if files.hub else files.first}, along {' → '.join(order)}")
     return await spread(fleet, plan, pythons=pythons(cluster), told=told)
-
-
-async def _listings(fleet: Fleet, place: str) -> dict[str, Listing]:
-    fact = listing(place)
-
-    async def ask(node: Node) -> Listing:
-        facts = await survey(node, [fact], each=int(_LISTING_S), timeout=_LISTING_S + 10)
-        found = facts.get(fact)
-        if found is None:
-            raise NodeError(
-                f"cannot look into {place}: {facts.problem(fact)}", host=node.host, step="find the model"
-            )
-        return found
-
-    results = await fleet.each(ask)
-    for one in results.values():
-        if isinstance(one, NodeError):
-            raise one
-    return {name: one for name, one in results.items() if isinstance(one, Listing)}
 
 
 async def _files(
