@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -42,26 +41,16 @@ def restart(
 
     Exit codes: 0 ready, 1 failed, 2 wrong use, 130 interrupted.
     """
-    from glmspark.cli.progress import make_display
-    from glmspark.cli.up import api_key, summary
+    from glmspark.cli.starting import shown, summary
+    from glmspark.cli.up import api_key
     from glmspark.launch.cluster_ops import find
     from glmspark.launch.status import pick
-    from glmspark.launch.up import StartError
 
     known = None if cluster is not None else pick(name)
     place = find(known.name if known is not None else name, cluster)
     key = api_key(api_key_env, api_key_file)
-    stream = sys.stderr if as_json else sys.stdout
     title = name or (known.name if known is not None else "it")
-    with make_display(title, stream) as display:
-        try:
-            deployment = _restart(known, place, display, key)
-        except StartError as error:
-            display.finish()
-            if as_json:
-                print_json({**error.to_json(), "deployment": summary(error.deployment)})
-                raise typer.Exit(error.exit_code) from error
-            raise
+    deployment = shown(title, as_json, lambda display: _restart(known, place, display, key))
     if as_json:
         print_json(summary(deployment))
         return

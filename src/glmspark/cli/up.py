@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -232,39 +232,14 @@ def _taken(wanted: Wanted) -> list[str]:
 
 
 def _start(wanted: Wanted, as_json: bool) -> None:
-    from glmspark.cli.progress import make_display
-    from glmspark.launch.up import StartError, bring_up
+    from glmspark.cli.starting import shown, summary
+    from glmspark.launch.up import bring_up
 
-    stream = sys.stderr if as_json else sys.stdout
-    with make_display(wanted.home.name, stream) as display:
-        try:
-            outcome = bring_up(wanted, display.update)
-        except StartError as error:
-            display.finish()
-            if as_json:
-                print_json({**error.to_json(), "deployment": summary(error.deployment)})
-                raise typer.Exit(error.exit_code) from error
-            raise
+    outcome = shown(wanted.home.name, as_json, lambda display: bring_up(wanted, display.update))
     if as_json:
         print_json({**summary(outcome.deployment), "already": outcome.already})
         return
     _print_ready(wanted, outcome)
-
-
-def summary(deployment: Deployment) -> dict[str, Any]:
-    """What --json prints of a start."""
-    return {
-        "name": deployment.name,
-        "state": str(deployment.state),
-        "endpoint": deployment.endpoint.model_dump(mode="json"),
-        "seconds": round(deployment.since - deployment.created, 1),
-        "ranks": [
-            rank.model_dump(mode="json", include={"rank", "node", "process", "log"})
-            for rank in deployment.ranks
-        ],
-        "verdicts": [verdict.model_dump(mode="json") for verdict in deployment.verdicts],
-        "reason": deployment.reason.model_dump(mode="json") if deployment.reason else None,
-    }
 
 
 def _print_ready(wanted: Wanted, outcome: Outcome) -> None:

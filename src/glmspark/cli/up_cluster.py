@@ -7,8 +7,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from glmspark.cli.console import duration, own_command, print_json
 
 if TYPE_CHECKING:
@@ -48,21 +46,10 @@ def up_cluster(
 
 
 def _start(asked: ClusterWanted, files: LockFiles, as_json: bool) -> None:
-    from glmspark.cli.progress import make_display
-    from glmspark.cli.up import summary
+    from glmspark.cli.starting import shown, summary
     from glmspark.launch.cluster_up import bring_up_cluster
-    from glmspark.launch.up import StartError
 
-    stream = sys.stderr if as_json else sys.stdout
-    with make_display(asked.name, stream) as display:
-        try:
-            outcome = bring_up_cluster(asked, display, files)
-        except StartError as error:
-            display.finish()
-            if as_json:
-                print_json({**error.to_json(), "deployment": summary(error.deployment)})
-                raise typer.Exit(error.exit_code) from error
-            raise
+    outcome = shown(asked.name, as_json, lambda display: bring_up_cluster(asked, display, files))
     if as_json:
         print_json({**summary(outcome.deployment), "already": outcome.already})
         return
