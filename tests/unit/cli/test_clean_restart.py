@@ -31,6 +31,7 @@ def test_nothing_to_clean_and_nothing_to_restart(glmspark: Glmspark, state: Path
 def test_clean_takes_what_is_left_and_leaves_what_runs(glmspark: Glmspark) -> None:
     left, runs = launch(make_start("left", "serves", "serves")), launch(make_start("runs", "serves"))
     assert left.supervisor is not None
+    os.kill(left.supervisor.pid, signal.SIGSTOP)  # or it forks another reaper for the one that is killed
     reapers = [
         stat.pid
         for stat in processes.descendants([left.supervisor.pid], processes.all_stats())
