@@ -8,14 +8,13 @@ and what to do.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from glmspark.errors import GlmsparkError
-from glmspark.launch.agent_archive import SHIP, WHERE, archive
+from glmspark.launch.agent_archive import AGENT, DIRECTORY, WHERE
 from glmspark.launch.agent_follow import Event, Follower, error_of, parsed
 from glmspark.nodes.fleet import Fleet
 from glmspark.nodes.node import Node, failed
@@ -237,9 +236,7 @@ class Agents:
     async def _argv(self, node: Node, words: Sequence[str]) -> list[str]:
         """The command that runs the agent's subcommand there; ships the agent where it is not yet."""
         if node.host not in self._shipped:
-            digest = hashlib.sha256(archive()).hexdigest()
-            done = await node.must(["sh", "-c", SHIP, "ship", digest], "ship the agent", input=archive())
-            self._shipped[node.host] = done.stdout.strip().splitlines()[-1]
+            self._shipped[node.host] = await AGENT.ship(node, DIRECTORY)
         return [self._python, "-I", self._shipped[node.host], *words]
 
     async def _call(

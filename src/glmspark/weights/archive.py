@@ -1,61 +1,17 @@
-"""The relay as one zip archive that Python runs, put onto a node where it is not yet."""
+"""The relay as one file, put onto a node where it is not yet, and the Python there that runs it."""
 
 from __future__ import annotations
 
-import functools
-import hashlib
-import io
 import json
-import zipfile
-from pathlib import Path
 
+from glmspark.nodes.archives import Archive
 from glmspark.nodes.node import Node, failed
 from glmspark.nodes.transport import NodeError
 from glmspark.weights import relay
 
-__all__ = ["Program", "archive", "place"]
+__all__ = ["RELAY", "Program", "place"]
 
-_MAIN = """\
-import sys
-if sys.version_info < (3, 10):
-    print('{"t": "failed", "error": "Python 3.10 or newer is needed, this is %d.%d", '
-          '"step": "run the relay", "next": "install a newer python3"}' % sys.version_info[:2])
-    sys.exit(1)
-from relay.program import main
-sys.exit(main(sys.argv[1:]))
-"""
-
-_SHIP = """\
-set -eu
-umask 077
-base=${GLMSPARK_STATE_DIR:-$HOME/.local/state/glmspark}/relay
-file=$base/relay-$1.pyz
-if [ -e "$file" ]; then
-  cat > /dev/null
-else
-  mkdir -p -- "$base"
-  temporary=$(mktemp -- "$base/.relay.XXXXXXXX")
-  trap 'rm -f -- "$temporary"' EXIT
-  cat > "$temporary"
-  arrived=$(sha256sum < "$temporary")
-  [ "${arrived%% *}" = "$1" ] || { echo 'the relay did not arrive whole' >&2; exit 1; }
-  rm -f -- "$base"/relay-*.pyz
-  mv -f -- "$temporary" "$file"
-  trap - EXIT
-fi
-printf '%s\\n' "$file"
-"""
-
-
-@functools.cache
-def archive() -> bytes:
-    """The archive; the same bytes for the same source."""
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as file:
-        file.writestr(zipfile.ZipInfo("__main__.py"), _MAIN, zipfile.ZIP_DEFLATED)
-        for source in sorted(Path(relay.__file__).parent.glob("*.py")):
-            file.writestr(zipfile.ZipInfo(f"relay/{source.name}"), source.read_bytes(), zipfile.ZIP_DEFLATED)
-    return packed.getvalue()
+RELAY = Archive("relay", relay, "program", {"t": "failed"})
 
 
 class Program:
@@ -76,9 +32,7 @@ async def place(node: Node, pythons: tuple[str, ...] = ()) -> Program:
 
     pythons: to try besides python3, such as the runtime's. Raises NodeError.
     """
-    digest = hashlib.sha256(archive()).hexdigest()
-    shipped = await node.must(["sh", "-c", _SHIP, "ship", digest], "ship the relay", input=archive())
-    path = shipped.stdout.strip().splitlines()[-1]
+    path = await RELAY.ship(node, "relay")
     found: Program | None = None
     for python in ("python3", *pythons):
         try:

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from glmspark.weights.archive import archive
+from glmspark.weights.archive import RELAY
 from glmspark.weights.spread import certificate
 
 HOST = "127.0.0.1"
@@ -24,7 +24,7 @@ HOST = "127.0.0.1"
 
 def program(directory: Path) -> Path:
     path = directory / "relay.pyz"
-    path.write_bytes(archive())
+    path.write_bytes(RELAY.data)
     return path
 
 

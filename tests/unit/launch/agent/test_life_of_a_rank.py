@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from glmspark.launch.agent_archive import archive
+from glmspark.launch.agent_archive import AGENT
 from glmspark.nodes import processes
 from tests.unit.launch.agent.specs import spec_data
 
@@ -35,7 +35,7 @@ class Agents:
 
     def __init__(self, directory: Path) -> None:
         self.archive = directory / "agent.pyz"
-        self.archive.write_bytes(archive())
+        self.archive.write_bytes(AGENT.data)
         self.state = directory / "state"
         self.scratch = directory / "glmspark-scratch"
         self.home = self.state / "ranks" / "one"

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from glmspark.launch import agent_archive, node_agent
+from glmspark.launch import node_agent
+from glmspark.launch.agent_archive import AGENT
+from glmspark.nodes.archives import Archive
 
 SOURCES = sorted(Path(node_agent.__file__).parent.glob("*.py"))
 
@@ -31,10 +33,11 @@ def test_it_imports_the_standard_library_alone(path: Path) -> None:
 
 
 def test_the_archive_is_the_same_each_time_and_runs(tmp_path: Path) -> None:
-    data = agent_archive.archive()
+    data = AGENT.data
     assert {f"node_agent/{path.name}" for path in SOURCES} < set(zipfile.ZipFile(io.BytesIO(data)).namelist())
-    agent_archive.archive.cache_clear()
-    assert hashlib.sha256(agent_archive.archive()).digest() == hashlib.sha256(data).digest()
+    again = Archive("agent", node_agent, "__main__", {"ok": False})
+    assert again.data == data
+    assert again.digest == AGENT.digest == hashlib.sha256(data).hexdigest()
     (tmp_path / "agent.pyz").write_bytes(data)
     done = subprocess.run(
         [sys.executable, "-I", tmp_path / "agent.pyz", "dance"], capture_output=True, timeout=30, check=False
