@@ -46,8 +46,15 @@ class Place:
         known = addresses(self.cluster)
         async with Fleet({name: known[name] for name in self.nodes}) as fleet:
             if not fleet.nodes:
-                raise next(iter(fleet.lost.values()))
+                raise self._none_reached(next(iter(fleet.lost.values())))
             yield fleet
+
+    def _none_reached(self, first: NodeError) -> NodeError:
+        """The error for all nodes; where a record here is of them, with what to do if they are gone."""
+        if self.home is not None:
+            gone = f"if its nodes are gone for good: `glmspark clean {self.home.name} --forget`"
+            first.next = f"{first.next}; {gone}" if first.next else gone
+        return first
 
     def named(self, name: str) -> Place:
         """The same for one deployment."""
@@ -185,7 +192,8 @@ def failure_of(name: str, stopped: Mapping[str, Stopped]) -> GlmsparkError | Non
         host=", ".join(wrong),
         step=f"stop {name}",
         seen="\n".join(f"{node}: {error.message}" for node, error in wrong.items()),
-        next="a rank whose peers are gone stops by itself within 10 s; then try again"
+        next="a rank whose peers are gone stops by itself within 10 s; then try again. Where nodes are gone "
+        f"for good: `glmspark clean {name} --forget`"
         if missing
         else "see what holds it, then try again",
     )

@@ -37,7 +37,7 @@ def clean_here(name: str | None, *, dry_run: bool) -> dict[str, Any]:
             kept.append(where.name)
             continue
         with lock:
-            swept = _look(where) if dry_run else _clean(where)
+            swept = look_at_record(where) if dry_run else clean_record(where)
         for part in ("processes", "files", "stubborn"):
             getattr(total, part).extend(getattr(swept, part))
     return {"dry_run": dry_run, "containers": [], **asdict(total), "kept": kept}
@@ -49,7 +49,8 @@ def _places() -> list[Home]:
     return []
 
 
-def _clean(where: Home) -> Swept:
+def clean_record(where: Home) -> Swept:
+    """Remove what a deployment left here, and close its record. To be called with its lock held."""
     if _on_nodes(where):
         return Swept()
     return clean(
@@ -59,8 +60,8 @@ def _clean(where: Home) -> Swept:
     )
 
 
-def _look(where: Home) -> Swept:
-    """What `_clean` would remove."""
+def look_at_record(where: Home) -> Swept:
+    """What `clean_record` would remove."""
     if _on_nodes(where):
         return Swept()
     deployment = _readable(where)
