@@ -14,6 +14,7 @@ from glmspark.engine.patches import cpu_fork, cpu_pipeline, cpu_rotary, dense_at
 
 CPU = Target("0.32.0", "cpu")
 GB10_DENSE = Target("0.33.0", "cuda", (12, 1), dense=True)
+GB10_SPARSE = Target("0.33.0", "cuda", (12, 1))
 
 DEEPSEEK = "vllm.model_executor.models.deepseek_v2"
 MTP = "vllm.model_executor.models.deepseek_mtp"
@@ -52,7 +53,7 @@ def altered(module: str, pattern: str, replacement: str) -> Code:
 @pytest.mark.usefixtures("prepared_to_fork", "below_a_ray_node", "over_rdma")
 @pytest.mark.parametrize("patch", registry.PATCHES, ids=lambda patch: patch.name)
 def test_every_patch_fits_the_installed_vllm(patch: registry.Patch) -> None:
-    target = CPU if patch.needed(CPU) is None else GB10_DENSE
+    target = next(target for target in (CPU, GB10_DENSE, GB10_SPARSE) if patch.needed(target) is None)
     outcome = registry.judge(patch, target, installed_code())
     assert outcome.state is State.APPLIED, outcome.why
 

@@ -5,13 +5,24 @@ from __future__ import annotations
 import pytest
 
 from glmspark.engine import registry
-from glmspark.engine.patches import pipeline_aux_states, pipeline_speculation
-from tests.engine.test_preconditions import CPU, DEEPSEEK, GPU_RUNNER, REFUSED, SUPERSEDED, altered
+from glmspark.engine.patch import State, Target
+from glmspark.engine.patches import pipeline_aux_states, pipeline_speculation, sparse_aux_states
+from tests.engine.test_preconditions import (
+    CPU,
+    DEEPSEEK,
+    GB10_DENSE,
+    GB10_SPARSE,
+    GPU_RUNNER,
+    REFUSED,
+    SUPERSEDED,
+    altered,
+)
 
 VLLM_CONFIG = "vllm.config.vllm"
 INTERFACES = "vllm.model_executor.models.interfaces"
 EAGLE3 = "vllm.v1.worker.gpu.spec_decode.eagle.eagle3_utils"
 WORKER = "vllm.v1.worker.gpu_worker"
+SPARSE = "vllm.models.deepseek_v32.nvidia.model"
 
 
 @pytest.mark.parametrize(
@@ -92,3 +103,34 @@ def test_an_altered_vllm(patch, module, pattern, replacement, state, seen) -> No
     outcome = registry.judge(patch.PATCH, CPU, altered(module, pattern, replacement))
     assert outcome.state is state, outcome.why
     assert seen in outcome.why
+
+
+@pytest.mark.parametrize(
+    ("pattern", "replacement", "state", "seen"),
+    [
+        (r"reduce_results=False", "reduce_results=True", SUPERSEDED, "adds its result up"),
+        (r"else hidden_states \+ residual", "else whole(hidden_states, residual)", SUPERSEDED, "another way"),
+        (
+            r"layer\(positions, hidden_states, residual",
+            "layer(hidden_states, residual",
+            REFUSED,
+            "not called",
+        ),
+        (r"return hidden_states, aux_hidden_states", "return aux_hidden_states", REFUSED, "does not return"),
+        (
+            r"input_ids: torch\.Tensor \| None,\n        positions",
+            "ids: torch.Tensor,\n        positions",
+            REFUSED,
+            "takes (self, ids",
+        ),
+    ],
+)
+def test_an_altered_decoder_with_dsa(pattern: str, replacement: str, state: State, seen: str) -> None:
+    outcome = registry.judge(sparse_aux_states.PATCH, GB10_SPARSE, altered(SPARSE, pattern, replacement))
+    assert outcome.state is state, outcome.why
+    assert seen in outcome.why
+
+
+@pytest.mark.parametrize("target", [CPU, GB10_DENSE, Target("0.33.0", "cuda", (8, 0))], ids=str)
+def test_whole_sums_need_no_adding_up(target: Target) -> None:
+    assert "whole sums" in (sparse_aux_states.PATCH.needed(target) or "")

@@ -35,6 +35,7 @@ def test_the_patches_on_the_vllm_at_hand() -> None:
         "ray-nodes": "not needed here",
         "fabric-addresses": "applied",
         "pipeline-speculation": "applied",
+        "sparse-aux-states": "not needed here",
         "pipeline-aux-states": "applied",
         "cpu-dcp": "applied",
         "dcp-query": "not needed here",

@@ -35,6 +35,7 @@ from glmspark.engine.patches import (
     ray_nodes,
     small_heads,
     spark_loader,
+    sparse_aux_states,
 )
 
 PATCHES: tuple[Patch, ...] = (
@@ -52,6 +53,7 @@ PATCHES: tuple[Patch, ...] = (
     ray_nodes.PATCH,
     fabric_addresses.PATCH,
     pipeline_speculation.PATCH,
+    sparse_aux_states.PATCH,  # before the next, which wraps what it makes
     pipeline_aux_states.PATCH,
     cpu_dcp.PATCH,
     dcp_query.PATCH,
