@@ -81,8 +81,8 @@ PATCH = Patch(
     name="sparse-aux-states",
     title="Hidden states for drafters from GLM with DSA on several ranks",
     upstream=(
-        "the decoder with DSA leaves the all-reduce of a layer's result to the next layer's norm. The states for "
-        "EAGLE-3, DFlash and DSpark drafters are taken before it: a rank's own part plus the residual."
+        "the decoder with DSA leaves the all-reduce of a layer's result to the next layer's norm. The states "
+        "for EAGLE-3, DFlash and DSpark drafters are taken before it: a rank's own part plus the residual."
     ),
     reason="each rank's drafter would read other, wrong states: few drafts are accepted, ranks draft apart",
     link="https://github.com/vllm-project/vllm/blob/v0.33.0/vllm/models/deepseek_v32/nvidia/model.py",
