@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -33,6 +33,9 @@ from glmspark.cli import (
     up,
 )
 from glmspark.cli.console import own_command, print_json, wants_colour
+
+if TYPE_CHECKING:
+    from glmspark.errors import GlmsparkError
 
 app = typer.Typer(
     name="glmspark",
@@ -75,19 +78,40 @@ def _root(
     pass
 
 
+_WRONG_USE: type[Exception] = typer.BadParameter.__mro__[1]
+"""UsageError of click, of which some versions of typer have their own: found by what typer exports."""
+
+
+def _run(as_json: bool) -> None:
+    """Run the command that was typed. With as_json what click complains of is an error like any other."""
+    from glmspark.errors import GlmsparkError, UsageError
+
+    if not as_json:
+        app()
+        return
+    try:
+        code = app(standalone_mode=False, prog_name="glmspark")
+    except _WRONG_USE as error:
+        context = getattr(error, "ctx", None)
+        words = context.command_path if context is not None else "glmspark"
+        raise UsageError(error.format_message(), next=f"`{words} --help`") from None  # type: ignore[attr-defined]
+    except typer.Abort:
+        raise GlmsparkError(
+            "the question was not answered", next="give --yes where nobody can answer"
+        ) from None
+    sys.exit(code if isinstance(code, int) else 0)
+
+
 def main() -> None:
     """Run the command line. Errors glmspark knows are printed as one block, or as JSON with --json."""
-    from glmspark.errors import GlmsparkError, error_block
+    from glmspark.errors import GlmsparkError
 
+    words = sys.argv[1:]
+    as_json = "--json" in words[: words.index("--") if "--" in words else len(words)]
     try:
-        app()
+        _run(as_json)
     except GlmsparkError as error:
-        if "--json" in sys.argv[1:]:
-            print_json(error.to_json())
-        else:
-            if error.next:
-                error.next = error.next.replace("`glmspark ", f"`{own_command()} ")
-            print(error_block(error, colour=wants_colour(sys.stderr)), file=sys.stderr)
+        _print_error(error, as_json)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -97,9 +121,34 @@ def main() -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        print(f"error: {where}{error.strerror or error}", file=sys.stderr)
+        _print_error(_of_os(error), as_json)
         with contextlib.suppress(OSError):  # if it is our output that cannot be written, not at the end again
             sys.stdout.flush()
             sys.exit(1)
         os._exit(1)
+
+
+def _print_error(error: GlmsparkError, as_json: bool) -> None:
+    from glmspark.errors import error_block
+
+    if as_json:
+        with contextlib.suppress(OSError):  # of an output that cannot be written people are still told
+            print_json(error.to_json())
+            return
+    if error.next:
+        error.next = error.next.replace("`glmspark ", f"`{own_command()} ")
+    print(error_block(error, colour=wants_colour(sys.stderr)), file=sys.stderr)
+
+
+def _of_os(error: OSError) -> GlmsparkError:
+    """The error for a file that no part of glmspark has foreseen to fail."""
+    from pathlib import Path
+
+    from glmspark.config.files import advice
+    from glmspark.errors import GlmsparkError
+
+    where = error.filename if isinstance(error.filename, str) else None
+    return GlmsparkError(
+        f"{f'{where}: ' if where else ''}{error.strerror or error}",
+        next=advice(error, Path(where)) if where else None,
+    )

@@ -12,7 +12,7 @@ from typing import Any
 
 from glmspark.errors import StateError
 
-__all__ = ["make_dir", "read_json", "write_atomic", "write_json"]
+__all__ = ["advice", "make_dir", "read_json", "write_atomic", "write_json"]
 
 
 def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
@@ -81,13 +81,28 @@ def _sync_dir(path: Path) -> None:
         os.close(handle)
 
 
-def _state_error(error: OSError, verb: str, path: Path) -> StateError:
-    reason = error.strerror or str(error)
-    advice = {
+def advice(error: OSError, path: Path) -> str | None:
+    """What to do about an error of the file system at path, None where that is not clear."""
+    return {
         errno.ENOSPC: f"free some space on the file system of {path.parent}",
         errno.EDQUOT: f"the disk quota is used up: free some space under {path.parent}",
-        errno.EROFS: "set GLMSPARK_STATE_DIR to a directory that can be written",
+        errno.EROFS: f"{path.parent} is on a file system that cannot be written: choose another directory",
         errno.EACCES: f"check the owner and mode of {path.parent}",
         errno.EPERM: f"check the owner and mode of {path.parent}",
+        errno.ENOENT: f"is {path} spelled right?",
+        errno.ENOTDIR: f"{path.parent} leads through a file: is it spelled right?",
+        errno.EISDIR: f"{path} is a directory: name a file",
+        errno.ELOOP: f"the links at {path} lead in a circle: remove them",
+        errno.ENAMETOOLONG: "choose a shorter name",
+        errno.EMFILE: "this process may open no more files: raise `ulimit -n`",
+        errno.EIO: f"the disk of {path.parent} fails: `dmesg` says more",
     }.get(error.errno or 0)
-    return StateError(f"cannot {verb} {path}: {reason}", step=f"{verb} {path}", seen=reason, next=advice)
+
+
+def _state_error(error: OSError, verb: str, path: Path) -> StateError:
+    reason = error.strerror or str(error)
+    if error.errno == errno.EROFS:
+        following: str | None = "set GLMSPARK_STATE_DIR to a directory that can be written"
+    else:
+        following = advice(error, path)
+    return StateError(f"cannot {verb} {path}: {reason}", step=f"{verb} {path}", seen=reason, next=following)
