@@ -1,30 +1,24 @@
-"""Reads pieces in parallel into few buffers, in order, and finds out which way of reading is the faster."""
+"""Reads pieces in parallel into few buffers, in order."""
 
 from __future__ import annotations
 
 import logging
 import mmap
-import statistics
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
+from glmspark.engine.loader.choice import Choice
 from glmspark.engine.loader.files import Mode, OpenFile
 from glmspark.engine.loader.pieces import ALIGN, Piece, blocks_of
 
 logger = logging.getLogger("vllm.glmspark.loader")
 
 MIB = 2**20
-
-PROBE_ROUNDS = 8
-PROBE_SECONDS = 0.8
-"""After this long, or so many rounds, what was measured has to do."""
-BUFFERED_MUST_BE = 1.1
-"""Times as fast as O_DIRECT, to be chosen: it takes a core's time and another copy."""
 
 
 @dataclass(frozen=True)
@@ -90,35 +84,19 @@ class Loaded:
 
 
 @dataclass
-class Rates:
-    """What the first pieces showed: bytes read in each way, and the rate of every batch."""
-
-    done: dict[Mode, int] = field(default_factory=dict)
-    batches: dict[Mode, list[float]] = field(default_factory=dict)
-
-    def add(self, mode: Mode, nbytes: int, seconds: float) -> None:
-        """Count a batch of pieces."""
-        self.done[mode] = self.done.get(mode, 0) + nbytes
-        self.batches.setdefault(mode, []).append(nbytes / max(seconds, 1e-9))
-
-    def rate(self, mode: Mode) -> float:
-        """Bytes a second, the median of the batches: one that waited for another process says little. 0 where
-        nothing was measured."""
-        return statistics.median(self.batches.get(mode, [0.0]))
-
-    def faster(self) -> Mode:
-        """Buffered only where it is clearly faster."""
-        clearly = self.rate(Mode.BUFFERED) > BUFFERED_MUST_BE * self.rate(Mode.DIRECT)
-        return Mode.BUFFERED if clearly else Mode.DIRECT
-
-
-@dataclass
 class _Pending:
     piece: Piece
     buffer: Buffer
-    reads: list[Future[None]]
+    reads: list[Future[float]]
     file: OpenFile
     mode: Mode
+
+
+def _timed(file: OpenFile, view: memoryview, begin: int, needed: int, mode: Mode) -> float:
+    """Read, and say how many seconds it took."""
+    began = time.monotonic()
+    file.read(view, begin, needed, mode)
+    return time.monotonic() - began
 
 
 class Reader:
@@ -133,9 +111,7 @@ class Reader:
     ) -> None:
         self.pieces = deque(pieces)
         self.settings = settings
-        self.mode = settings.mode
-        self.rates = Rates()
-        self.probe_seconds = 0.0
+        self.choice = Choice(settings.mode, settings.threads)
         self._memory = memory
         self._open_file = open_file
         self._buffers: list[Buffer] = []
@@ -149,8 +125,6 @@ class Reader:
         """The pieces in order. Raises ReadError, naming file and offset, where one cannot be read."""
         self._pool = ThreadPoolExecutor(self.settings.threads, thread_name_prefix="glmspark-read")
         try:
-            if self.mode is None:
-                yield from self._probe()
             while self.pieces or self._pending:
                 self._read_ahead()
                 yield self._next()
@@ -162,31 +136,9 @@ class Reader:
             for file in self._files.values():
                 file.close()
 
-    def _probe(self) -> Iterator[Loaded]:
-        """Read the first pieces in both ways by turns, measuring; none is read twice."""
-        share = (self.settings.buffers - 1) // 2  # the consumer still holds the tensor it was handed last
-        for turn in range(PROBE_ROUNDS):
-            if len(self.pieces) < 2 * share or self.probe_seconds > PROBE_SECONDS:
-                break
-            order = (Mode.DIRECT, Mode.BUFFERED) if turn % 2 == 0 else (Mode.BUFFERED, Mode.DIRECT)
-            for mode in order:
-                began = time.monotonic()
-                batch = [self._submit(mode) for _ in range(share)]
-                wait([read for pending in batch for read in pending.reads])
-                seconds = time.monotonic() - began
-                self.probe_seconds += seconds
-                self.rates.add(mode, sum(pending.piece.nbytes for pending in batch), seconds)
-            while self._pending:
-                yield self._next()
-            if not all(file.direct for file in self._files.values()):
-                break
-        direct = all(file.direct for file in self._files.values())
-        self.mode = self.rates.faster() if direct else Mode.BUFFERED
-
     def _read_ahead(self) -> None:
-        mode = self.mode or Mode.DIRECT
         while self.pieces and (not self._pending or self._spare()):
-            self._submit(mode)
+            self._submit()
 
     def _spare(self) -> bool:
         return len(self._buffers) < self.settings.buffers or any(map(self._idle, self._buffers))
@@ -204,16 +156,20 @@ class Reader:
         self._buffers.append(Buffer(self._memory(self.settings.piece + 2 * ALIGN)))
         return self._buffers[-1]
 
-    def _submit(self, mode: Mode) -> _Pending:
+    def _submit(self) -> None:
         piece = self.pieces.popleft()
         buffer = self._buffer()
         file = self._files.get(piece.file)
         if file is None:
             file = self._files[piece.file] = self._open_file(piece.file)
+        if not file.direct:
+            self.choice.only_buffered()
+        mode = self.choice.next()
         start, _ = piece.aligned
         reads = [
             self._pool.submit(
-                file.read,
+                _timed,
+                file,
                 buffer.memory[begin - start : end - start],
                 begin,
                 min(end, piece.end) - begin,
@@ -221,15 +177,12 @@ class Reader:
             )
             for begin, end in blocks_of(piece, self.settings.block)
         ]
-        pending = _Pending(piece, buffer, reads, file, mode)
-        self._pending.append(pending)
-        return pending
+        self._pending.append(_Pending(piece, buffer, reads, file, mode))
 
     def _next(self) -> Loaded:
         pending = self._pending.popleft()
-        for read in pending.reads:
-            read.result()
         piece = pending.piece
+        self.choice.add(piece.nbytes, sum(read.result() for read in pending.reads))
         if pending.mode is Mode.BUFFERED or not pending.file.direct:
             start, end = piece.aligned
             pending.file.forget(start, end - start)

@@ -116,11 +116,13 @@ def read_tensors(
 
 
 def _how(reader: Reader) -> str:
-    settings = reader.settings
-    text = f"{reader.mode}, {settings.threads} x {settings.block // MIB} MiB"
-    if reader.rates.done:
-        direct, buffered = (reader.rates.rate(mode) / 1e9 for mode in (Mode.DIRECT, Mode.BUFFERED))
-        text += f"; {reader.probe_seconds:.2f} s showed {direct:.2f} GB/s O_DIRECT, {buffered:.2f} buffered"
+    settings, choice = reader.settings, reader.choice
+    text = f"{choice.mode}, {settings.threads} x {settings.block // MIB} MiB"
+    if choice.measured:
+        direct, buffered = (choice.rate(mode) / 1e9 for mode in (Mode.DIRECT, Mode.BUFFERED))
+        text += f"; {choice.probe_seconds:.2f} s decided; {direct:.2f} GB/s O_DIRECT, {buffered:.2f} buffered"
+        if choice.changes:
+            text += f"; changed {choice.changes} times"
     return text
 
 

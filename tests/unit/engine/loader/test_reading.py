@@ -12,11 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from glmspark.engine.loader import reader as reading
 from glmspark.engine.loader.files import Mode, OpenFile, ReadError
 from glmspark.engine.loader.pieces import ALIGN, Piece, blocks_of, pieces_of
 from glmspark.engine.loader.progress import Progress
-from glmspark.engine.loader.reader import Rates, Reader, Settings
+from glmspark.engine.loader.reader import Reader, Settings
 from glmspark.engine.shards import Stored, read_header
 from tests.unit.engine.loader.shards import write_shard
 
@@ -271,42 +270,38 @@ def test_a_consumer_that_stops_early_leaves_no_thread_and_no_file(tmp_path) -> N
 @pytest.mark.parametrize(("slow", "chosen"), [(Mode.DIRECT, Mode.BUFFERED), (Mode.BUFFERED, Mode.DIRECT)])
 def test_the_faster_way_is_chosen_and_nothing_is_read_twice(tmp_path, slow, chosen) -> None:
     path = tmp_path / "a.safetensors"
-    contents = write_shard(path, {f"x{i}": ("U8", [16_000]) for i in range(40)})
+    contents = write_shard(path, {f"x{i}": ("U8", [16_000]) for i in range(60)})
     seen: list[int] = []
 
     class Disk(OpenFile):
         def read(self, view: memoryview, begin: int, needed: int, mode: Mode) -> None:
             seen.append(begin)
             if mode is slow:
-                time.sleep(0.01)
+                time.sleep(0.005)
             super().read(view, begin, needed, mode)
 
     options = settings_for(None)
     reader = Reader(pieces_of(read_header(path), options.piece), options, open_file=Disk)
     count = sum(len(loaded.piece.tensors) for loaded in reader.loaded())
-    assert (count, reader.mode) == (len(contents), chosen)
+    assert (count, reader.choice.mode) == (len(contents), chosen)
     assert len(seen) <= len(set(seen)) + len(contents)  # a block that two pieces share is read for each
-    assert reader.probe_seconds < 1
+    assert reader.choice.probe_seconds < 1
 
 
-def test_a_slow_disk_does_not_prolong_the_choice(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(reading, "PROBE_SECONDS", 0.0)
+def test_where_direct_reads_are_refused_nothing_is_probed(tmp_path) -> None:
     path = tmp_path / "a.safetensors"
     write_shard(path, {f"x{i}": ("U8", [16_000]) for i in range(40)})
+    preadv = refusing(errno.EINVAL, direct_only=True)
     options = settings_for(None)
-    reader = Reader(pieces_of(read_header(path), options.piece), options)
+    reader = Reader(
+        pieces_of(read_header(path), options.piece),
+        options,
+        open_file=lambda file: OpenFile(file, preadv),
+    )
     for _ in reader.loaded():
         pass
-    assert sum(reader.rates.done.values()) <= 2 * options.piece
-
-
-def test_a_tie_goes_to_direct_reads() -> None:
-    rates = Rates()
-    rates.add(Mode.DIRECT, 100, 1.0)
-    rates.add(Mode.BUFFERED, 105, 1.0)
-    assert rates.faster() is Mode.DIRECT
-    rates.add(Mode.BUFFERED, 1000, 1.0)
-    assert rates.faster() is Mode.BUFFERED
+    assert reader.choice.mode is Mode.BUFFERED
+    assert not reader.choice.measured
 
 
 @pytest.mark.parametrize("wrong", [{"threads": 0}, {"buffers": 2}, {"block": 1000}, {"piece": 0}])
