@@ -9,7 +9,7 @@ import io
 import ipaddress
 import os
 import re
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Annotated, Literal
 
 from pydantic import (
@@ -23,8 +23,10 @@ from pydantic import (
 from ruamel.yaml import YAML
 
 from glmspark.config.canaries import Section, at_least
-from glmspark.config.problems import FileError, check_file
-from glmspark.config.yamltree import MAX_BYTES, Problem
+from glmspark.config.paths import expand
+from glmspark.config.problems import FileError, check_file, read_file
+from glmspark.config.yamltree import Problem
+from glmspark.errors import UsageError
 
 __all__ = [
     "IMAGE_NAME",
@@ -233,20 +235,16 @@ class Cluster(Section):
 
 def load_cluster(path: str | os.PathLike[str]) -> Cluster:
     """Read and check a cluster file. Raises ClusterError, and nothing else, for anything wrong with it."""
-    file = Path(path).expanduser()
     try:
-        if file.is_dir():
-            raise ClusterError(str(file), [Problem(None, "this is a directory, not a cluster file")])
-        with file.open("rb") as stream:
-            raw = stream.read(MAX_BYTES + 1)
-    except FileNotFoundError:
-        raise ClusterError(
-            str(file),
-            [Problem(None, "no such file", "`glmspark init HOST...` writes one, `glmspark lab up` a lab's")],
-        ) from None
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise ClusterError(str(file), [Problem(None, f"cannot be read: {reason}")]) from None
+        file = expand(path)
+    except UsageError as error:
+        raise ClusterError(str(path), [Problem(None, error.message, error.next)]) from None
+    raw = read_file(
+        file,
+        ClusterError,
+        "a cluster file",
+        missing=lambda: "`glmspark init HOST...` writes one, `glmspark lab up` a lab's",
+    )
     return parse_cluster(raw, str(file))
 
 

@@ -53,6 +53,10 @@ def write_json(path: Path, value: Any, *, mode: int = 0o600) -> None:
 def read_json(path: Path) -> Any:
     """The value in a JSON file. StateError where it is missing, unreadable or not JSON."""
     try:
+        if path.exists() and not (
+            path.is_file() or path.is_dir()
+        ):  # a pipe would be waited for, a device would never end
+            raise StateError(f"{path} is not a regular file", step=f"read {path}", next="name a JSON file")
         return json.loads(path.read_bytes())
     except OSError as error:
         raise _state_error(error, "read", path) from error

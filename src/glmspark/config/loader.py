@@ -10,9 +10,9 @@ from pathlib import Path
 
 from glmspark.config.canaries import LongPromptCanary, RanksCanary
 from glmspark.config.paths import expand
-from glmspark.config.problems import FileError, check_file
+from glmspark.config.problems import FileError, check_file, read_file
 from glmspark.config.recipe import Recipe
-from glmspark.config.yamltree import MAX_BYTES, Problem, YamlTree
+from glmspark.config.yamltree import Problem, YamlTree
 from glmspark.errors import UsageError
 
 __all__ = [
@@ -111,19 +111,7 @@ def _too_long(recipe: Recipe, tree: YamlTree) -> Iterator[Problem]:
 
 
 def _read(path: Path) -> bytes:
-    shown = str(path)
-    try:
-        if path.is_dir():
-            raise RecipeError(shown, [Problem(None, "this is a directory, not a recipe file")])
-        if not path.is_file():
-            if path.exists():
-                raise RecipeError(shown, [Problem(None, "this is not a regular file")])
-            raise RecipeError(shown, [Problem(None, "no such file", _beside(path))])
-        with path.open("rb") as file:
-            return file.read(MAX_BYTES + 1)
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise RecipeError(shown, [Problem(None, f"cannot be read: {reason}")]) from None
+    return read_file(path, RecipeError, "a recipe file", missing=lambda: _beside(path))
 
 
 def _beside(path: Path) -> str:

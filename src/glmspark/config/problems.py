@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from glmspark.config.explain import explain
-from glmspark.config.yamltree import Problem, YamlTree, read_yaml
+from glmspark.config.files import advice
+from glmspark.config.yamltree import MAX_BYTES, Problem, YamlTree, read_yaml
 from glmspark.errors import GlmsparkError
 
-__all__ = ["FileError", "check_file", "describe"]
+__all__ = ["FileError", "check_file", "describe", "read_file"]
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -40,6 +43,31 @@ class FileError(GlmsparkError):
         """The error's data, with the file and every problem in it."""
         problems = [{"line": one.line, "message": one.message, "hint": one.hint} for one in self.problems]
         return super().to_json() | {"path": self.path, "line": self.line, "problems": problems}
+
+
+def read_file(path: Path, error: type[FileError], noun: str, *, missing: Callable[[], str]) -> bytes:
+    """The bytes of a file that people wrote, and one more than one may have where it has too many.
+
+    noun: what such a file is called, such as "a recipe". missing: says what to do where there is none. Raises
+    `error`, with what to do, also for what would never end or never come: a device, a pipe.
+    """
+    shown = str(path)
+    try:
+        if path.is_dir():
+            raise error(shown, [Problem(None, f"this is a directory, not {noun}", "name the file in it")])
+        if not path.is_file():
+            if path.exists():
+                following = f"write {noun} into a file, and name that"
+                raise error(shown, [Problem(None, "this is not a regular file", following)])
+            raise error(shown, [Problem(None, "no such file", missing())])
+        with path.open("rb") as file:
+            return file.read(MAX_BYTES + 1)
+    except OSError as failed:
+        following = advice(failed, path) or "is the name spelled right?"
+        problem = Problem(None, f"cannot be read: {failed.strerror or failed}", following)
+    except ValueError as failed:
+        problem = Problem(None, f"cannot be read: {failed}", "is the name spelled right?")
+    raise error(shown, [problem])
 
 
 def describe(path: str, problem: Problem) -> str:

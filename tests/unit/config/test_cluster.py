@@ -1,5 +1,6 @@
 import ipaddress
 import json
+import os
 
 import pytest
 from hypothesis import given
@@ -149,6 +150,18 @@ def test_missing_file_and_other_data(tmp_path):
     with pytest.raises(ClusterError, match="mapping of keys"):
         load_cluster(tmp_path / "list.yaml")
     assert caught.value.to_json()["path"].endswith("cluster.yaml")
+
+
+@pytest.mark.timeout(20)
+def test_what_never_comes_or_never_ends_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.yaml")
+    (tmp_path / "zero.yaml").symlink_to("/dev/zero")
+    for name in ("pipe.yaml", "zero.yaml"):
+        with pytest.raises(ClusterError, match="not a regular file") as caught:
+            load_cluster(tmp_path / name)
+        assert caught.value.next == "write a cluster file into a file, and name that"
+    with pytest.raises(ClusterError, match="no home directory"):
+        load_cluster("~nobody-of-this-name/cluster.yaml")
 
 
 names = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,20}[a-z0-9])?", fullmatch=True)

@@ -104,6 +104,13 @@ def test_missing_json(tmp_path):
         read_json(tmp_path / "a.json")
 
 
+@pytest.mark.timeout(20)
+def test_json_from_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "a.json")
+    with pytest.raises(StateError, match="not a regular file"):
+        read_json(tmp_path / "a.json")
+
+
 def test_make_dir(tmp_path):
     make_dir(tmp_path / "a" / "b")
     make_dir(tmp_path / "a" / "b")

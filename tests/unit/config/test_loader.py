@@ -71,8 +71,10 @@ def test_impossible_names(name):
 
 def test_what_is_no_file(tmp_path):
     assert "directory" in failure(tmp_path).message
+    assert failure(tmp_path).next == "name the file in it"
     os.mkfifo(tmp_path / "pipe.yaml")
     assert "not a regular file" in failure(tmp_path / "pipe.yaml").message
+    assert failure(tmp_path / "pipe.yaml").next == "write a recipe file into a file, and name that"
     (tmp_path / "loop.yaml").symlink_to(tmp_path / "loop.yaml")
     assert "no such file" in failure(tmp_path / "loop.yaml").message
     (tmp_path / "zero.yaml").symlink_to("/dev/zero")
@@ -95,3 +97,4 @@ def test_unreadable_file(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "open", refuse)
     assert "Permission denied" in failure(path).message
+    assert failure(path).next == f"check the owner and mode of {tmp_path}"
