@@ -14,6 +14,7 @@ from typing import Any
 
 from glmspark.models.architecture import TensorSpec
 from glmspark.models.families import known_architecture
+from glmspark.models.published import FLASH, GLM_5_2, GLM_5_2_REAP
 from glmspark.models.safetensors import DTYPE_BITS
 from tools.glm_tiny.variants.layouts import EXPERTS, LINEARS, MIX_IGNORE, MTP, mix_group, mix_targets
 from tools.glm_tiny.variants.names import module_of
@@ -22,37 +23,6 @@ Tensor = tuple[str, tuple[int, ...]]
 Parts = Mapping[str, Tensor]
 SHARD_BYTES = 5_000_000_000
 GLOBAL_SCALE = struct.pack("<f", 1 / 3000)
-
-_GLM_5_2: dict[str, Any] = {
-    "architectures": ["GlmMoeDsaForCausalLM"], "model_type": "glm_moe_dsa", "dtype": "bfloat16",
-    "vocab_size": 154880, "hidden_size": 6144, "num_hidden_layers": 78, "num_attention_heads": 64,
-    "num_key_value_heads": 64, "q_lora_rank": 2048, "kv_lora_rank": 512, "qk_nope_head_dim": 192,
-    "qk_rope_head_dim": 64, "v_head_dim": 256, "intermediate_size": 12288, "moe_intermediate_size": 2048,
-    "n_routed_experts": 256, "num_experts_per_tok": 8, "n_shared_experts": 1, "first_k_dense_replace": 3,
-    "index_topk": 2048, "index_n_heads": 32, "index_head_dim": 128,
-    "index_topk_pattern": "FFF" + "SSSF" * 18 + "SSS", "num_nextn_predict_layers": 1,
-    "max_position_embeddings": 202752, "tie_word_embeddings": False,
-}  # fmt: skip
-
-_FLASH: dict[str, Any] = {
-    "architectures": ["Glm5NextForConditionalGeneration"], "model_type": "glm5_next", "dtype": "bfloat16",
-    "tie_word_embeddings": False,
-    "text_config": {
-        "model_type": "glm5_next_text", "vocab_size": 154880, "hidden_size": 4096, "num_hidden_layers": 45,
-        "num_attention_heads": 64, "num_key_value_heads": 64, "q_lora_rank": 1536, "kv_lora_rank": 512,
-        "qk_nope_head_dim": 256, "qk_rope_head_dim": 0, "v_head_dim": 256, "intermediate_size": 12288,
-        "moe_intermediate_size": 2048, "n_routed_experts": 288, "num_experts_per_tok": 8,
-        "n_shared_experts": 1, "first_k_dense_replace": 3, "index_topk": 2048, "index_n_heads": 32,
-        "index_head_dim": 128, "index_kpool": 4, "hc_mult": 4, "num_nextn_predict_layers": 1,
-        "max_position_embeddings": 1048576,
-        "linear_attn_config": {"num_heads": 64, "head_dim": 128, "short_conv_kernel_size": 4},
-    },
-    "vision_config": {
-        "depth": 24, "hidden_size": 1024, "num_heads": 16, "intermediate_size": 4096, "in_channels": 3,
-        "out_hidden_size": 4096, "projection_intermediate_size": 10240, "patch_size": 14,
-        "spatial_merge_size": 2, "temporal_patch_size": 2,
-    },
-}  # fmt: skip
 
 
 def bf16(spec: TensorSpec) -> Parts:
@@ -85,7 +55,7 @@ def int4_int8mix(spec: TensorSpec) -> Parts:
     """QuantTrio's: int4 experts, int8 linears, int8 MTP."""
     if not spec.name.endswith(".weight"):
         return bf16(spec)
-    group = mix_group(module_of(spec.name.replace("{expert}", "0")), _GLM_5_2)
+    group = mix_group(module_of(spec.name.replace("{expert}", "0")), GLM_5_2)
     match group:
         case None:
             return bf16(spec)
@@ -114,7 +84,7 @@ def _mix_config() -> dict[str, Any]:
         "ignore": list(MIX_IGNORE),
         "config_groups": {
             group: {"targets": targets, "weights": weights[group], "input_activations": None}
-            for group, targets in mix_targets(_GLM_5_2).items()
+            for group, targets in mix_targets(GLM_5_2).items()
         },
     }
 
@@ -133,17 +103,20 @@ def _modelopt(*patterns: str) -> dict[str, Any]:
 
 
 _DENSE = tuple(f"*layers.{layer}.mlp.{part}_proj" for layer in range(3) for part in ("gate", "up", "down"))
-_REAP = {**_GLM_5_2, "n_routed_experts": 156, "index_topk_pattern": "F" * 78}
 
 CHECKPOINTS: dict[str, tuple[dict[str, Any], Callable[[TensorSpec], Parts], bool]] = {
-    "glm-5.2-bf16": (_GLM_5_2, bf16, True),
-    "glm-5.2-int4-int8mix": ({**_GLM_5_2, "quantization_config": _mix_config()}, int4_int8mix, True),
+    "glm-5.2-bf16": (GLM_5_2, bf16, True),
+    "glm-5.2-int4-int8mix": ({**GLM_5_2, "quantization_config": _mix_config()}, int4_int8mix, True),
     "glm-5.3-flash-nvfp4": (
-        {**_FLASH, "quantization_config": _modelopt("*visual*", *_DENSE)},
+        {**FLASH, "quantization_config": _modelopt("*visual*", *_DENSE)},
         experts_nvfp4,
         True,
     ),
-    "glm-5.2-reap-469b-nvfp4": ({**_REAP, "quantization_config": _modelopt(*_DENSE)}, experts_nvfp4, False),
+    "glm-5.2-reap-469b-nvfp4": (
+        {**GLM_5_2_REAP, "quantization_config": _modelopt(*_DENSE)},
+        experts_nvfp4,
+        False,
+    ),
 }
 """By name: config.json, how each weight is stored, whether the MTP layer is there."""
 

@@ -13,7 +13,7 @@ from functools import cached_property
 from math import prod
 from typing import Literal
 
-__all__ = ["Architecture", "Kind", "Layer", "TensorSpec"]
+__all__ = ["Architecture", "Kind", "Layer", "LinearAttention", "TensorSpec"]
 
 Kind = Literal[
     "embedding",
@@ -73,6 +73,15 @@ class TensorSpec:
 
 
 @dataclass(frozen=True)
+class LinearAttention:
+    """Sizes of KDA layers. width: of one head. kernel: tokens that the short convolution looks at."""
+
+    heads: int
+    width: int
+    kernel: int
+
+
+@dataclass(frozen=True)
 class Architecture:
     """A GLM model's dimensions, in elements. layers: the trunk; mtp_layers: the draft head's."""
 
@@ -105,6 +114,12 @@ class Architecture:
     specs: tuple[TensorSpec, ...] = field(repr=False)
     """Every weight of trunk and MTP head. The MTP layer's own copies of embedding and lm_head, which some
     checkpoints carry, are not listed: the engine shares those of the trunk."""
+
+    linear: LinearAttention | None = None
+    """Of the layers with linear attention, None where there are none."""
+
+    index_pool: int = 1
+    """Tokens whose indexer keys are kept as one (`index_kpool`)."""
 
     @cached_property
     def parameters(self) -> Mapping[Kind, int]:

@@ -13,13 +13,12 @@ __all__ = ["known_architecture", "read_architecture"]
 
 _Reader = Callable[[Mapping[str, Any], str], Architecture]
 
-_SERVED: Mapping[str, _Reader] = {glm_moe_dsa.MODEL_TYPE: glm_moe_dsa.read}
-_KNOWN: Mapping[str, _Reader] = {
-    **_SERVED,
+_SERVED: Mapping[str, _Reader] = {
+    glm_moe_dsa.MODEL_TYPE: glm_moe_dsa.read,
     glm5_next.MODEL_TYPE: glm5_next.read,
-    glm5_next.TEXT_TYPE: glm5_next.read,
 }
-"""Also what no plan is made for: a plan's memory arithmetic is for MLA on every layer."""
+_KNOWN: Mapping[str, _Reader] = {**_SERVED, glm5_next.TEXT_TYPE: glm5_next.read}
+"""Also what is no model by itself: the text part of one."""
 
 
 def read_architecture(config: Mapping[str, Any], where: str) -> Architecture:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from glmspark.models import glm_moe_dsa
-from glmspark.models.architecture import Architecture, Layer, TensorSpec
+from glmspark.models.architecture import Architecture, Layer, LinearAttention, TensorSpec
 from glmspark.models.configvalues import ConfigValues
 from glmspark.models.errors import CheckpointError
 
@@ -62,6 +62,8 @@ def read(config: Mapping[str, Any], where: str) -> Architecture:
         mtp_layers=mtp,
         qk_rope_head_dim=values.integer("qk_rope_head_dim", least=0, default=0),
         dtype=base.dtype or whole.text("dtype") or whole.text("torch_dtype"),
+        linear=LinearAttention(dims.kda_heads, dims.kda_width, dims.kernel),
+        index_pool=max(dims.pool, 1),
         specs=(),
     )
     specs = tuple(_tensors(known, dims, _vision(config, where)))

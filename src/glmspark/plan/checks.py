@@ -58,6 +58,15 @@ def check_context(recipe: Recipe, checkpoint: Checkpoint, facts: MachineFacts) -
             "all is another model",
             next=f"set engine.max_model_len to at most {topk}, or engine.dense_attention: true if meant",
         )
+    if facts.platform != "cpu":
+        return
+    if architecture.linear is not None:
+        raise PlanError(
+            f"{architecture.name} has linear attention, for which vLLM has no kernels on the CPU",
+            host=facts.hostname,
+            step="plan",
+            next="serve it on nodes with a GPU; `glmspark plan` says on which",
+        )
     if architecture.kv_latent != _CPU_MLA_WIDTH:
         raise PlanError(
             f"the model's MLA latent has {architecture.kv_latent} elements; vLLM's CPU kernel takes "

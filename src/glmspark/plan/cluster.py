@@ -11,15 +11,15 @@ from glmspark.config.cluster import Cluster, Node
 from glmspark.config.recipe import Recipe
 from glmspark.models.architecture import Architecture
 from glmspark.models.checkpoint import Checkpoint
+from glmspark.models.outline import outline_of
 from glmspark.plan.checks import check_context, check_drafter, check_endpoint
 from glmspark.plan.errors import PlanError
 from glmspark.plan.fabric import all_adjacent, fabric_places, free_port
 from glmspark.plan.facts import NodeFacts
 from glmspark.plan.flags import engine_env, engine_flags
 from glmspark.plan.known_bad import check_known_bad
-from glmspark.plan.memory import BLOCK_TOKENS
 from glmspark.plan.plan import Endpoint, Plan, Ports, Rank
-from glmspark.plan.ranks import check_memory, kv_blocks, limits, make_rank, share_cores, uses_dsa
+from glmspark.plan.ranks import check_memory, kv_tokens, limits, make_rank, share_cores, uses_dsa
 from glmspark.plan.setting import Setting
 from glmspark.plan.split import Place, check_layout, places
 
@@ -86,21 +86,21 @@ def plan_cluster(  # noqa: PLR0913 - all that decides a plan
     check_context(recipe, checkpoint, known[0].machine)
     check_drafter(recipe, checkpoint)
     where = places(len(architecture.layers), tp, pp)
-    if uses_dsa(recipe, checkpoint, known[0].machine):
+    outline, platform = outline_of(checkpoint), known[0].machine.platform
+    if uses_dsa(recipe, outline, platform):
         _check_stages(architecture, where)
     dcp = recipe.layout.dcp if tp % recipe.layout.dcp == 0 else 1
-    platform = known[0].machine.platform
     _check_needs(recipe, nodes, platform)
     setting = Setting(recipe, checkpoint, platform, tp=tp, pp=pp, dcp=dcp, nodes=len(nodes))
     check_known_bad(replace(setting, all_pairs=all_adjacent(nodes)))
     fabric = fabric_places(nodes, facts)
-    blocks = kv_blocks(recipe, checkpoint, where, known[0].machine, dcp=dcp)
+    tokens = kv_tokens(recipe, outline, where, known[0].machine, tp=tp, dcp=dcp)
     boards = [one.board for one in known]
     ranks = []
     for place, node, one in zip(where, nodes, known, strict=True):
         mates = [number for number, board in enumerate(boards) if board == one.board]
         cpus = share_cores(one.machine.cpus, mates.index(place.rank), len(mates))
-        rank = make_rank(recipe, checkpoint, place, one.machine, tp=tp, blocks=blocks, cpus=cpus)
+        rank = make_rank(recipe, outline, place, one.machine, tp=tp, pp=pp, dcp=dcp, tokens=tokens, cpus=cpus)
         ranks.append(rank.model_copy(update={"host": node.name, **vars(fabric[node.name])}))
     _check_memory(recipe, ranks, known)
     crowd = max(
@@ -118,8 +118,8 @@ def plan_cluster(  # noqa: PLR0913 - all that decides a plan
         ranks=tuple(ranks),
         endpoint=Endpoint(host=host, port=port),
         limits=limits(max(rank.memory.weights for rank in ranks), crowd),
-        kv_tokens=blocks * BLOCK_TOKENS * dcp,
-        platform=known[0].machine.platform,
+        kv_tokens=tokens,
+        platform=platform,
         backend=backend,
         ports=Ports(
             master=free_port(MASTER_PORT, address, facts[head]),

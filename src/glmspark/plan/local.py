@@ -6,14 +6,14 @@ from typing import Literal
 
 from glmspark.config.recipe import Recipe
 from glmspark.models.checkpoint import Checkpoint
+from glmspark.models.outline import outline_of
 from glmspark.plan.checks import check_context, check_drafter, check_endpoint
 from glmspark.plan.errors import PlanError
 from glmspark.plan.facts import MachineFacts
 from glmspark.plan.flags import engine_env, engine_flags
 from glmspark.plan.known_bad import check_known_bad
-from glmspark.plan.memory import BLOCK_TOKENS
 from glmspark.plan.plan import Endpoint, Plan, Rank
-from glmspark.plan.ranks import check_memory, kv_blocks, limits, make_rank, share_cores
+from glmspark.plan.ranks import check_memory, kv_tokens, limits, make_rank, share_cores
 from glmspark.plan.setting import Setting
 from glmspark.plan.split import check_layout, places
 
@@ -54,15 +54,17 @@ def plan_local(
     check_drafter(recipe, checkpoint)
     check_known_bad(Setting(recipe, checkpoint, "cpu", tp=tp, pp=pp))
     where = places(len(architecture.layers), tp, pp)
-    blocks = kv_blocks(recipe, checkpoint, where, facts)
+    outline = outline_of(checkpoint)
+    tokens = kv_tokens(recipe, outline, where, facts, tp=tp)
     ranks = tuple(
         make_rank(
             recipe,
-            checkpoint,
+            outline,
             place,
             facts,
             tp=tp,
-            blocks=blocks,
+            pp=pp,
+            tokens=tokens,
             cpus=share_cores(facts.cpus, place.rank, len(where)),
         )
         for place in where
@@ -78,7 +80,7 @@ def plan_local(
         ranks=ranks,
         endpoint=Endpoint(host=host, port=port),
         limits=limits(weights, max(1.0, len(ranks) / max(len(facts.cpus), 1))),
-        kv_tokens=blocks * BLOCK_TOKENS,
+        kv_tokens=tokens,
         backend=backend,
         flags=engine_flags(recipe, tp=tp, pp=pp),
         env=engine_env(recipe),

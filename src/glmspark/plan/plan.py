@@ -17,15 +17,32 @@ class _Data(BaseModel):
 
 
 class Memory(_Data):
-    """What one rank takes, in bytes. scratch: attention scores of the longest prompt. process: interpreters,
-    libraries and buffers, on rank 0 with the API and the engine core. needed: the sum, or what the recipe
-    says a rank needs if that is more."""
+    """What one rank takes, in bytes. scratch: activations and the attention's and indexer's work space.
+    process: interpreters, libraries and contexts, on rank 0 with the API and the engine core. drafter: of the
+    drafter's own checkpoint. graphs: CUDA graphs. network: NCCL's buffers. needed: the sum, or what the
+    recipe says a rank needs if that is more, or loading takes.
+
+    load: the most that loading takes, with page cache and one layer's reordering. reserve: left to the rest
+    of the machine. by_class: weights by class, the MTP layer's as "mtp".
+    """
 
     weights: int
     kv_cache: int
     scratch: int
     process: int
     needed: int
+    drafter: int = 0
+    graphs: int = 0
+    network: int = 0
+    load: int = 0
+    reserve: int = 0
+    by_class: dict[str, int] = {}
+
+    @property
+    def total(self) -> int:
+        """The sum of what a running rank takes."""
+        running = self.weights + self.kv_cache + self.scratch + self.process
+        return running + self.drafter + self.graphs + self.network
 
 
 class Rank(_Data):

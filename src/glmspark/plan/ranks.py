@@ -7,17 +7,43 @@ from collections.abc import Iterator, Sequence
 
 from glmspark.config.recipe import Recipe
 from glmspark.config.units import format_size
-from glmspark.models.checkpoint import Checkpoint
+from glmspark.models.outline import Outline
+from glmspark.plan.cache import BLOCK_TOKENS, cache_format, sequence_bytes, token_bytes, tokens_in
 from glmspark.plan.checks import drafts_with_mtp
+from glmspark.plan.engine_memory import (
+    activations,
+    drafter_bytes,
+    graph_bytes,
+    indexer_scratch,
+    loader_bytes,
+    network_bytes,
+)
 from glmspark.plan.errors import PlanError
 from glmspark.plan.facts import MachineFacts
-from glmspark.plan.memory import BLOCK_TOKENS, ELEMENT_BYTES, kv_bytes_per_token, prefill_bytes, weight_bytes
+from glmspark.plan.memory import ELEMENT_BYTES, prefill_bytes
 from glmspark.plan.plan import Limits, Memory, Rank
 from glmspark.plan.split import Place
+from glmspark.plan.weights import largest_layer, rank_weights
 
-__all__ = ["check_memory", "kv_blocks", "limits", "make_rank", "share_cores", "uses_dsa"]
+__all__ = [
+    "block_tokens",
+    "cache_of",
+    "capture_sizes",
+    "check_memory",
+    "drafts_of",
+    "element_bytes",
+    "kv_tokens",
+    "limits",
+    "make_rank",
+    "rank_memory",
+    "share_cores",
+    "uses_dsa",
+]
 
 MIB = 2**20
+
+GPU_BLOCK_TOKENS = 64
+"""Tokens of a block of FLASHINFER_MLA_SPARSE_SM120's cache."""
 
 RANK_BYTES = 896 * MIB
 """A CPU rank's processes beside weights, KV cache and prefill scratch: the worker and the process it is
@@ -40,76 +66,101 @@ def element_bytes(recipe: Recipe) -> int:
     return 2 if dtype == "auto" else ELEMENT_BYTES[dtype]
 
 
-def _cache_element(recipe: Recipe) -> int:
-    """Bytes of an element in the KV cache."""
-    kind = str(recipe.engine.args.get("kv_cache_dtype", "auto"))
-    return 1 if kind.startswith("fp8") else element_bytes(recipe)
-
-
-def uses_dsa(recipe: Recipe, checkpoint: Checkpoint, facts: MachineFacts) -> bool:
+def uses_dsa(recipe: Recipe, outline: Outline, platform: str) -> bool:
     """Whether the engine attends sparsely: model and platform can, and the recipe does not want it dense."""
     return (
-        facts.sparse_attention
-        and checkpoint.architecture.index_topk is not None
-        and checkpoint.has_indexer
+        platform != "cpu"
+        and outline.architecture.index_topk is not None
+        and outline.has_indexer
         and not recipe.engine.dense_attention
     )
 
 
-def kv_blocks(
-    recipe: Recipe, checkpoint: Checkpoint, where: Sequence[Place], facts: MachineFacts, *, dcp: int = 1
+def block_tokens(recipe: Recipe, platform: str) -> int:
+    """Tokens of a block of the KV cache."""
+    if platform == "cpu":
+        return BLOCK_TOKENS
+    size = recipe.engine.args.get("block_size")
+    return size if isinstance(size, int) and size > 0 else GPU_BLOCK_TOKENS
+
+
+def cache_of(recipe: Recipe, outline: Outline, place: Place, platform: str, *, tp: int) -> tuple[float, int]:
+    """Bytes of a token and of a sequence's fixed states in the KV cache of one rank."""
+    dtype = str(recipe.engine.args.get("kv_cache_dtype", "auto"))
+    sparse = uses_dsa(recipe, outline, platform)
+    form = cache_format(outline.architecture, dtype, element=element_bytes(recipe), sparse=sparse)
+    token = token_bytes(outline.architecture, place, form, mtp=drafts_with_mtp(recipe)).total
+    return token, sequence_bytes(outline.architecture, place, tp=tp, drafts=drafts_of(recipe))
+
+
+def drafts_of(recipe: Recipe) -> int:
+    """Tokens that the recipe drafts a step, 0 without a drafter."""
+    if recipe.draft is not None:
+        return recipe.draft.tokens
+    config = recipe.engine.args.get("speculative_config")
+    count = config.get("num_speculative_tokens") if isinstance(config, dict) else None
+    return count if isinstance(count, int) and count > 0 else 0
+
+
+def kv_tokens(
+    recipe: Recipe, outline: Outline, where: Sequence[Place], facts: MachineFacts, *, tp: int, dcp: int = 1
 ) -> int:
-    """Blocks of the KV cache: vLLM gives every rank as many as the rank with the most layers can hold.
+    """Tokens that the KV cache holds: vLLM gives every rank as many as the rank with the most layers can
+    hold.
 
     dcp: ranks that share out a layer's tokens. Raises PlanError where they do not hold one request of full
     length.
     """
-    engine, dsa = recipe.engine, uses_dsa(recipe, checkpoint, facts)
-    widest = max(where, key=lambda place: place.layers[1] - place.layers[0])
-    token = kv_bytes_per_token(checkpoint, widest, element=_cache_element(recipe), indexer=dsa)
-    block = BLOCK_TOKENS * token
-    blocks = engine.kv_cache_memory // block
-    wanted = -(-engine.max_model_len // (BLOCK_TOKENS * dcp))
-    if blocks < wanted:
+    engine, platform = recipe.engine, facts.platform
+    block = block_tokens(recipe, platform)
+    length = engine.max_model_len
+
+    def held(place: Place) -> int:
+        token, sequence = cache_of(recipe, outline, place, platform, tp=tp)
+        return tokens_in(engine.kv_cache_memory, token, sequence, context=length, block=block, dcp=dcp)
+
+    tightest = min(where, key=held)
+    tokens = held(tightest)
+    if tokens < length:
+        token, sequence = cache_of(recipe, outline, tightest, platform, tp=tp)
+        share = 1 if sequence else dcp
+        wanted = int(-(-length // (block * share)) * block * token) + sequence
+        most = max(int((engine.kv_cache_memory - sequence) // (token * block)) * block * share, 0)
         raise PlanError(
             f"kv_cache_memory {format_size(engine.kv_cache_memory)} does not hold one request of "
-            f"{engine.max_model_len} tokens, which takes {format_size(wanted * block)} on rank {widest.rank}",
+            f"{length} tokens, which takes {format_size(wanted)} on rank {tightest.rank}",
             host=facts.hostname,
             step="plan the KV cache",
-            next=f"set engine.kv_cache_memory to at least {-(-wanted * block // MIB)}MiB, or "
-            f"engine.max_model_len to at most {blocks * BLOCK_TOKENS * dcp}",
+            next=f"set engine.kv_cache_memory to at least {-(-wanted // MIB)}MiB, or "
+            f"engine.max_model_len to at most {most}",
         )
-    return blocks
+    return tokens
 
 
-def make_rank(
+def kv_bytes(
+    recipe: Recipe, outline: Outline, place: Place, platform: str, *, tp: int, dcp: int, tokens: int
+) -> int:
+    """Bytes of the KV cache of one rank. On a GPU vLLM takes all it was given, on the CPU only whole blocks
+    for as many tokens as the fullest rank holds."""
+    if platform != "cpu":
+        return recipe.engine.kv_cache_memory
+    token, _ = cache_of(recipe, outline, place, platform, tp=tp)
+    return int(tokens // dcp * token)
+
+
+def make_rank(  # noqa: PLR0913 - all that a rank is made of
     recipe: Recipe,
-    checkpoint: Checkpoint,
+    outline: Outline,
     place: Place,
     facts: MachineFacts,
     *,
     tp: int,
-    blocks: int,
+    pp: int,
+    dcp: int = 1,
+    tokens: int,
     cpus: tuple[int, ...],
 ) -> Rank:
-    """What one rank holds. facts: of its node. blocks: of the KV cache. cpus: its cores."""
-    element, dsa = element_bytes(recipe), uses_dsa(recipe, checkpoint, facts)
-    weights = weight_bytes(
-        checkpoint, place, tp=tp, element=element, indexer=dsa, mtp=drafts_with_mtp(recipe)
-    )
-    token = kv_bytes_per_token(checkpoint, place, element=_cache_element(recipe), indexer=dsa)
-    kv_cache = blocks * BLOCK_TOKENS * token
-    if facts.platform == "cpu":
-        scratch = prefill_bytes(checkpoint, recipe.engine.max_model_len, tp=tp)
-        process = RANK_BYTES + (HEAD_BYTES if place.rank == 0 else 0)
-    else:
-        # Activations of one step, for which the profiling run at the start takes the room: a few tensors of
-        # the hidden size, and the logits of every sequence in float32.
-        shape, engine = checkpoint.architecture, recipe.engine
-        scratch = engine.max_num_batched_tokens * shape.hidden_size * 2 * 16
-        scratch += engine.max_num_seqs * shape.vocab_size * 4 * 2
-        process = GPU_RANK_BYTES
-    total = weights + kv_cache + scratch + process
+    """What one rank holds. facts: of its node. tokens: in the KV cache. cpus: its cores."""
     return Rank(
         rank=place.rank,
         tp_rank=place.tp_rank,
@@ -117,14 +168,58 @@ def make_rank(
         host=facts.hostname,
         layers=place.layers,
         cpus=cpus,
-        memory=Memory(
-            weights=weights,
-            kv_cache=kv_cache,
-            scratch=scratch,
-            process=process,
-            needed=max(total, recipe.needs.memory_per_rank or 0),
-        ),
+        memory=rank_memory(recipe, outline, place, facts.platform, tp=tp, pp=pp, dcp=dcp, tokens=tokens),
     )
+
+
+def rank_memory(
+    recipe: Recipe, outline: Outline, place: Place, platform: str, *, tp: int, pp: int, dcp: int, tokens: int
+) -> Memory:
+    """What one rank takes. tokens: in the KV cache."""
+    element, dsa = element_bytes(recipe), uses_dsa(recipe, outline, platform)
+    shape, engine = outline.architecture, recipe.engine
+    parallel = bool(engine.args.get("enable_expert_parallel"))
+    classes = rank_weights(
+        outline, place, tp=tp, element=element, indexer=dsa, mtp=drafts_with_mtp(recipe), ep=parallel
+    )
+    weights = sum(classes.values())
+    cache = kv_bytes(recipe, outline, place, platform, tp=tp, dcp=dcp, tokens=tokens)
+    if platform == "cpu":
+        scratch = prefill_bytes(shape, engine.max_model_len, tp=tp)
+        process = RANK_BYTES + (HEAD_BYTES if place.rank == 0 else 0)
+        memory = Memory(weights=weights, kv_cache=cache, scratch=scratch, process=process, needed=0)
+        load = weights + process
+    else:
+        drafts = drafts_of(recipe)
+        scratch = activations(recipe, shape, tp=tp, drafts=drafts)
+        if dsa:
+            scratch += indexer_scratch(recipe, shape, context=engine.max_model_len)
+        drafter = drafter_bytes(recipe, tp=tp) if place.last_stage else 0
+        memory = Memory(
+            weights=weights,
+            kv_cache=cache,
+            scratch=scratch,
+            process=GPU_RANK_BYTES,
+            drafter=drafter,
+            graphs=graph_bytes(recipe, capture_sizes(recipe)),
+            network=network_bytes(recipe, tp=tp, pp=pp, dcp=dcp),
+            needed=0,
+        )
+        reordered = largest_layer(outline, tp=tp, element=element)
+        load = weights + drafter + GPU_RANK_BYTES + loader_bytes(recipe) + reordered
+    needed = max(memory.total, load, recipe.needs.memory_per_rank or 0)
+    changes = {"needed": needed, "load": load, "reserve": RESERVE_BYTES, "by_class": classes}
+    return memory.model_copy(update=changes)
+
+
+def capture_sizes(recipe: Recipe) -> tuple[int, ...]:
+    """Batch sizes of the CUDA graphs: the recipe's, else a ladder of requests x (1 + drafts) without gaps,
+    since a size in between is padded with rows that some drafters cannot take."""
+    given = recipe.engine.args.get("cudagraph_capture_sizes")
+    if isinstance(given, list | tuple) and all(isinstance(size, int) for size in given):
+        return tuple(given)
+    step = 1 + drafts_of(recipe)
+    return tuple(step * count for count in range(1, min(recipe.engine.max_num_seqs, 64) + 1))
 
 
 def share_cores(cpus: tuple[int, ...], rank: int, world: int) -> tuple[int, ...]:
@@ -174,7 +269,11 @@ def _memory_line(memory: Memory) -> str:
         f"weights {format_size(memory.weights)} + KV cache {format_size(memory.kv_cache)} "
         f"+ scratch {format_size(memory.scratch)} + process {format_size(memory.process)}"
     )
-    if memory.needed > memory.weights + memory.kv_cache + memory.scratch + memory.process:
+    extras = (("drafter", memory.drafter), ("graphs", memory.graphs), ("NCCL", memory.network))
+    line += "".join(f" + {name} {format_size(size)}" for name, size in extras if size)
+    if memory.load > memory.total and memory.load == memory.needed:
+        line += f"; loading takes {format_size(memory.load)}"
+    elif memory.needed > memory.total:
         line += f"; the recipe says {format_size(memory.needed)}"
     return line
 
