@@ -25,6 +25,8 @@ endif
 
 .PHONY: help serve test faults unit lint bootstrap clean
 .DEFAULT_GOAL := help
+# Where this is set, each of the many small processes of the tests would compile all that it imports anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 help: ## say what there is
 	@echo "make serve   set everything up, serve glm-tiny on this machine, print the endpoint"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from glmspark.config.paths import state_dir
+from glmspark.config.paths import recipe_names, state_dir
 
 if TYPE_CHECKING:
     from glmspark.config.loader import (
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
         load_recipe,
         parse_recipe,
         read_recipe,
-        recipe_names,
         recipe_path,
     )
     from glmspark.config.recipe import Recipe

@@ -9,7 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from glmspark.config.canaries import LongPromptCanary, RanksCanary
-from glmspark.config.paths import expand
+from glmspark.config.paths import expand, recipe_names
 from glmspark.config.problems import FileError, check_file, read_file
 from glmspark.config.recipe import Recipe
 from glmspark.config.yamltree import Problem, YamlTree
@@ -32,15 +32,6 @@ class RecipeError(FileError):
     """A recipe that is missing or wrong; see FileError."""
 
     step_name = "read recipe"
-
-
-def recipe_names() -> list[str]:
-    """Names of the recipes that come with glmspark, sorted."""
-    return sorted(
-        entry.name.removesuffix(".yaml")
-        for entry in files("glmspark.recipes").iterdir()
-        if entry.name.endswith(".yaml")
-    )
 
 
 def recipe_path(name_or_path: str | os.PathLike[str]) -> Path:

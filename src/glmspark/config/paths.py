@@ -1,13 +1,14 @@
-"""Where glmspark keeps its own records."""
+"""Where glmspark keeps its own records, and which recipes it brings: nothing that is slow to load."""
 
 from __future__ import annotations
 
 import os
+from importlib.resources import files
 from pathlib import Path
 
 from glmspark.errors import UsageError
 
-__all__ = ["expand", "state_dir"]
+__all__ = ["expand", "recipe_names", "state_dir"]
 
 
 def expand(path: str | os.PathLike[str]) -> Path:
@@ -34,3 +35,12 @@ def state_dir() -> Path:
     if xdg and Path(xdg).is_absolute():
         return Path(xdg) / "glmspark"
     return expand("~") / ".local" / "state" / "glmspark"
+
+
+def recipe_names() -> list[str]:
+    """Names of the recipes that come with glmspark, sorted."""
+    return sorted(
+        entry.name.removesuffix(".yaml")
+        for entry in files("glmspark.recipes").iterdir()
+        if entry.name.endswith(".yaml")
+    )

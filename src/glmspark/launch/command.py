@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from glmspark.config.files import write_atomic
 from glmspark.errors import UsageError
-from glmspark.launch.backends import BACKENDS
 from glmspark.launch.sweep import HOME_VARIABLE, ID_VARIABLE
 
 if TYPE_CHECKING:
@@ -71,6 +70,8 @@ def rank_argv(plan: Plan, rank: int, site: Site, *, python: str) -> list[str]:
     vLLM's multi-node form, also on one machine: rank 0 serves the API and forms the group, the others follow.
     In lockstep the ranks differ by their environment alone.
     """
+    from glmspark.launch.backends import BACKENDS  # here, as the supervisor and the probes need no plan
+
     if plan.backend == "lockstep":
         return [python, *BACKENDS["lockstep"].words(plan, rank)]
     argv = [python, "-m", "glmspark.engine.serve", plan.model_dir, *plan.flag_words()]
@@ -84,6 +85,8 @@ def rank_argv(plan: Plan, rank: int, site: Site, *, python: str) -> list[str]:
 
 def rank_env(plan: Plan, rank: int, site: Site) -> dict[str, str]:
     """What is added to the environment of one rank; secrets are added at the last moment, not here."""
+    from glmspark.launch.backends import BACKENDS
+
     return {
         **plan.env,
         **BACKENDS[plan.backend].env(_meeting_at(plan, site), rank, str(site.secret_file)),
