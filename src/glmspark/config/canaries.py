@@ -12,8 +12,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from glmspark.config.yamltree import read_yaml
-
 __all__ = [
     "AnswerCanary",
     "Canary",
@@ -197,6 +195,8 @@ def shipped_canaries(value: object) -> object:
         raise ValueError(
             f"{value!r} is no list of canaries that comes with glmspark; those are {', '.join(known)}"
         )
+    from glmspark.config.yamltree import read_yaml  # here, as who reads a record reads no YAML
+
     return read_yaml((place / f"{value}.yaml").read_bytes()).data
 
 

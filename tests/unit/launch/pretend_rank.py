@@ -7,7 +7,6 @@ It prints vLLM's lines, starts a child that is titled like a worker, and then do
 
 from __future__ import annotations
 
-import http.server
 import signal
 import subprocess
 import sys
@@ -26,15 +25,21 @@ LOADED = (
 SERVING = "INFO:     Application startup complete."
 
 
-class Health(http.server.BaseHTTPRequestHandler):
-    """Answers every GET with 200."""
+def serve(port: int) -> None:
+    """Answer every GET with 200."""
+    import http.server  # here: only one rank of several serves
 
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.end_headers()
+    class Health(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
 
-    def log_message(self, *_: object) -> None:
-        return
+        def log_message(self, *_: object) -> None:
+            return
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Health)
+    print(SERVING, flush=True)
+    server.serve_forever()
 
 
 def main() -> None:
@@ -47,7 +52,7 @@ def main() -> None:
     for line in LINES:
         print(line, flush=True)
     worker = subprocess.Popen(
-        [f"VLLM::Worker_TP{rank}", "-c", "import time; time.sleep(600)"], executable=sys.executable
+        [f"VLLM::Worker_TP{rank}", "-S", "-c", "import time; time.sleep(600)"], executable=sys.executable
     )
     print(f"worker {worker.pid}", flush=True)
 
@@ -67,9 +72,7 @@ def main() -> None:
     if behaviour == "loads forever":
         time.sleep(600)
     if rank == 0:
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[3])), Health)
-        print(SERVING, flush=True)
-        server.serve_forever()
+        serve(int(sys.argv[3]))
     time.sleep(600)
 
 

@@ -1,5 +1,6 @@
 """Checkpoints of headers in the published shapes: what inspect says of them beside what their makers say."""
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,14 @@ from tools.headers import CHECKPOINTS, write
 GIB = 2**30
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def look(tmp_path_factory: pytest.TempPathFactory):
     def made(name: str) -> Inspection:
         return inspect(LocalFiles(write(name, tmp_path_factory.mktemp("headers") / name)))
 
-    return made
+    gc.disable()  # of the hundreds of thousands of objects none goes before the test's end
+    yield made
+    gc.enable()
 
 
 def declared(name: str) -> int:
