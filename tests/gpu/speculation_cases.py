@@ -23,6 +23,11 @@ ASKED = 500
 
 def pipeline(case: Case, work: Path) -> dict[str, Any]:
     """Capture, train, judge, export: glm-tiny's drafter from nothing, or one that goes on from it."""
+    with turn(work):
+        return made_drafter(case, work)
+
+
+def made_drafter(case: Case, work: Path) -> dict[str, Any]:
     import torch
 
     from glmspark.speculator import evaluation, store, training
@@ -45,11 +50,10 @@ def pipeline(case: Case, work: Path) -> dict[str, Any]:
         **a.get("engine", {}),
     }
     begin = time.time()
-    with turn(work):
-        captured = run(
-            Capture(target, work / f"{name}-data", (1, 2, 3), 160, engine=engine, dense="variant" in a),
-            read_prompts(asked),
-        )
+    captured = run(
+        Capture(target, work / f"{name}-data", (1, 2, 3), 160, engine=engine, dense="variant" in a),
+        read_prompts(asked),
+    )
     data = Dataset.open(work / f"{name}-data")
     shape = Shape(256, 576, (1, 2, 3), mask_token=543, **a.get("shape", {}))
     start = work / a["start"] if "start" in a else None
