@@ -19,6 +19,7 @@ from glmspark.cli import (
     doctor,
     down,
     fetch,
+    guard,
     image,
     init,
     inspect,
@@ -52,6 +53,7 @@ for verb in (up.up, status.status, logs.logs, chat.chat, restart.restart, down.d
 app.command()(patches.patches)
 app.command()(init.init)
 app.command()(doctor.doctor)
+app.command()(guard.guard)
 app.command()(inspect.inspect)
 app.command()(fetch.fetch)
 app.command()(fetch.verify)

@@ -79,7 +79,7 @@ def doctor(
     if fix:
         from glmspark.cli.tune import mend
 
-        mend(addresses, verdicts, as_json=as_json)
+        mend(addresses, verdicts, cluster=loaded, as_json=as_json)
     if any(one.state is State.BLOCKED for one in verdicts):
         raise typer.Exit(1)
 

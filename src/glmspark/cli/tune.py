@@ -13,6 +13,7 @@ from glmspark.cli.console import AsJson, print_json
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from glmspark.config.cluster import Cluster
     from glmspark.nodes.checks import Verdict
     from glmspark.nodes.ssh import Address
     from glmspark.nodes.transport import NodeError
@@ -22,8 +23,8 @@ app = typer.Typer(
     name="tune",
     no_args_is_help=True,
     rich_markup_mode="rich",
-    help="Tune nodes: kernel settings, swap, services, limits, lingering. What was there before is kept in a "
-    "journal on each node.\n\nExample: [bold]glmspark tune plan --cluster cluster.yaml[/bold]",
+    help="Tune nodes: kernel settings, swap, services, limits, lingering, the guard. What was there before "
+    "is kept in a journal on each node.\n\nExample: [bold]glmspark tune plan --cluster cluster.yaml[/bold]",
 )
 
 
@@ -43,7 +44,7 @@ Only = Annotated[
     list[str] | None,
     typer.Option(
         "--only",
-        help="Only this: sysctl, swap, services, limits, linger. May be given again.",
+        help="Only this: sysctl, swap, services, limits, linger, guard. May be given again.",
         autocompletion=complete_key,
     ),
 ]
@@ -51,7 +52,10 @@ Swap = Annotated[str, typer.Option("--swap", help="How much swap there should be
 
 
 def _plans(
-    addresses: Mapping[str, Address | None], only: list[str] | None, swap: str
+    addresses: Mapping[str, Address | None],
+    only: list[str] | None,
+    swap: str,
+    cluster: Cluster | None,
 ) -> tuple[dict[str, TunePlan], dict[str, NodeError]]:
     import asyncio
 
@@ -68,7 +72,7 @@ def _plans(
         size = parse_size(swap)
     except ValueError as error:
         raise UsageError(f"--swap: {error}") from None
-    found = asyncio.run(fleet.plans(addresses, swap_size=size, only=only or KEYS))
+    found = asyncio.run(fleet.plans(addresses, swap_size=size, only=only or KEYS, cluster=cluster))
     plans = {name: one for name, one in found.items() if not isinstance(one, NodeError)}
     return plans, {name: one for name, one in found.items() if isinstance(one, NodeError)}
 
@@ -87,9 +91,9 @@ def plan_(
     """
     from glmspark.cli.nodes import waiting, where
 
-    _, addresses = where(hosts, cluster)
+    known, addresses = where(hosts, cluster)
     with waiting("looking"):
-        plans, lost = _plans(addresses, only, swap)
+        plans, lost = _plans(addresses, only, swap, known)
     if as_json:
         print_json(
             {
@@ -117,9 +121,9 @@ def apply_(
     """
     from glmspark.cli.nodes import waiting, where
 
-    _, addresses = where(hosts, cluster)
+    known, addresses = where(hosts, cluster)
     with waiting("looking"):
-        plans, lost = _plans(addresses, only, swap)
+        plans, lost = _plans(addresses, only, swap, known)
     if not as_json:
         for one in plans.values():
             _show(one)
@@ -224,7 +228,13 @@ def _was(kind: str, before: Any, after: Any) -> str:
     return ""
 
 
-def mend(addresses: Mapping[str, Address | None], verdicts: list[Verdict], *, as_json: bool) -> None:
+def mend(
+    addresses: Mapping[str, Address | None],
+    verdicts: list[Verdict],
+    *,
+    cluster: Cluster | None,
+    as_json: bool,
+) -> None:
     """What `glmspark doctor --fix` does: tune what the verdicts name, and drop page caches."""
     import asyncio
 
@@ -239,7 +249,11 @@ def mend(addresses: Mapping[str, Address | None], verdicts: list[Verdict], *, as
     if keys:
         with waiting("looking"):
             plans, lost = _plans(
-                {name: addresses[name] for name in addresses if name in nodes}, keys, "64GiB"
+                # Guards share a secret, so they are set up together.
+                {name: one for name, one in addresses.items() if name in nodes or "guard" in keys},
+                keys,
+                "64GiB",
+                cluster,
             )
         if not as_json:
             for one in plans.values():

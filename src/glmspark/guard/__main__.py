@@ -8,8 +8,6 @@ import sys
 from pathlib import Path
 
 from .files import Trouble, put
-from .run import once, run
-from .supervise import supervise
 
 
 def default_home() -> str:
@@ -29,11 +27,18 @@ def main(words: list[str]) -> int:
                 f"not understood: {' '.join(rest)}", next="guard.pyz run|supervise|state|once --home DIR"
             )
         home = os.path.abspath(rest[1]) if rest else default_home()  # noqa: PTH100
+        # Imported as they are needed: the supervisor shall stay small.
         if do == "run":
+            from .run import run
+
             return run(home)
         if do == "supervise":
+            from .supervise import supervise
+
             return supervise(home)
         if do == "once":
+            from .run import once
+
             put(json.dumps(once(home)))
             return 0
         if do == "state":

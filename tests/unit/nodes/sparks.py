@@ -30,6 +30,7 @@ from glmspark.nodes.facts.rdma import RDMA, Gid, RdmaPort
 from glmspark.nodes.facts.services import SERVICES, Service
 from glmspark.nodes.facts.swaps import SWAPS, Swap
 from glmspark.nodes.facts.sysctls import SYSCTLS
+from glmspark.nodes.guards import DIRECTORY, GUARD, SEEN, Seen
 from glmspark.nodes.survey import Facts, Reading
 
 GIB = 2**30
@@ -101,6 +102,23 @@ def gids(address: str) -> tuple[Gid, ...]:
     return (Gid(2, 1, value), Gid(3, 2, value))
 
 
+def guard_seen(**more: Any) -> Seen:
+    """A guard that systemd runs."""
+    fields: dict[str, Any] = {
+        "systemd": True,
+        "base": "/home/me/.local/state/glmspark",
+        "group": 1000,
+        "home": DIRECTORY,
+        "state": {"time": 1e9, "guard": "0.1.0", "alerts": []},
+        "age": 0.5,
+        "program": GUARD.digest,
+        "config": "c" * 64,
+        "secret": "d" * 64,
+        "unit": "active",
+    }
+    return Seen(**fields | more)
+
+
 def readings(number: int) -> dict[str, Reading[Any]]:
     """A healthy Spark's."""
     values: dict[Fact[Any], Any] = {
@@ -134,6 +152,7 @@ def readings(number: int) -> dict[str, Reading[Any]]:
         VERBS: ("uverbs0", "uverbs1", "rdma_cm"),
         LISTENERS: (Listener("0.0.0.0", 22, 0, 1),),
         KERNEL_LOG: {},
+        SEEN: guard_seen(),
         INSIDE: Inside(
             None,
             {"uverbs0": True, "uverbs1": True, "rdma_cm": True, "umad0": False},

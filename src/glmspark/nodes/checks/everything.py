@@ -14,6 +14,7 @@ from glmspark.nodes.checks import (
     disk,
     fabric,
     gpu_clock,
+    guard,
     inside,
     kernel,
     login,
@@ -64,6 +65,7 @@ def _node(facts: Facts, look: Look) -> Iterator[Verdict]:
         login.verbs(facts, expected),
         daemons.rivals(facts),
         daemons.graphical(facts),
+        guard.runs(facts),
         daemons.ports(facts, expected),
     )
     return (one for one in found if one is not None)

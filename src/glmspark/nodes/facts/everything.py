@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from glmspark.nodes import guards
 from glmspark.nodes.facts import (
     Fact,
     clock,
@@ -57,4 +58,5 @@ EVERYTHING: tuple[Fact[Any], ...] = (
     login.LINGER,
     login.VERBS,
     ports.LISTENERS,
+    guards.SEEN,
 )

@@ -109,7 +109,18 @@ class Linger:
     user: str
 
 
-Change = SetPath | SetSysctl | StopService | MakeSwap | Linger
+@dataclass(frozen=True)
+class RunService:
+    """Have a systemd unit run, as it is now; at restore it is stopped, and what it has written removed.
+
+    data: paths of that.
+    """
+
+    name: str
+    data: tuple[str, ...] = ()
+
+
+Change = SetPath | SetSysctl | StopService | MakeSwap | Linger | RunService
 
 
 @dataclass(frozen=True)
@@ -162,3 +173,5 @@ def describe(change: Change) -> str:
             return f"swap file {path} of {size / 2**30:g} GiB"
         case Linger(user):
             return f"linger {user}"
+        case RunService(name):
+            return f"run {name}"

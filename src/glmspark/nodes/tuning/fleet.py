@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import TypeVar
 
+from glmspark.config.cluster import Cluster
 from glmspark.nodes.facts.everything import EVERYTHING
 from glmspark.nodes.fleet import Fleet
 from glmspark.nodes.node import Node
 from glmspark.nodes.ssh import Address
-from glmspark.nodes.survey import survey
+from glmspark.nodes.survey import Facts, survey
 from glmspark.nodes.transport import NodeError
 from glmspark.nodes.tuning import TunePlan
+from glmspark.nodes.tuning.guard import wishes
 from glmspark.nodes.tuning.journal import Journal
 from glmspark.nodes.tuning.plan import KEYS, SWAP_SIZE, plan
 from glmspark.nodes.tuning.tuner import Tuner, set_sysctl
@@ -29,14 +31,26 @@ def _quiet(_: str) -> None:
 
 
 async def plans(
-    where: Where, *, swap_size: int = SWAP_SIZE, only: Collection[str] = KEYS
+    where: Where,
+    *,
+    swap_size: int = SWAP_SIZE,
+    only: Collection[str] = KEYS,
+    cluster: Cluster | None = None,
 ) -> dict[str, TunePlan | NodeError]:
-    """What would be tuned on each node."""
+    """What would be tuned on each node. cluster: whose nodes these are, if any's."""
 
-    async def one(node: Node) -> TunePlan:
-        return plan(await survey(node, EVERYTHING), swap_size=swap_size, only=only)
+    async def one(node: Node) -> Facts:
+        return await survey(node, EVERYTHING)
 
-    return await _on_all(where, one)
+    found = await _on_all(where, one)
+    facts = {name: seen for name, seen in found.items() if isinstance(seen, Facts)}
+    guards = wishes(facts, cluster) if "guard" in only else {}
+    return {
+        name: plan(seen, swap_size=swap_size, only=only, guard=guards.get(name))
+        if isinstance(seen, Facts)
+        else seen
+        for name, seen in found.items()
+    }
 
 
 async def apply(

@@ -13,9 +13,10 @@ VERSION = 1
 
 @dataclass
 class Entry:
-    """One change. kind: path, dir, sysctl, service, swap, linger. name: the path, setting, unit or user.
+    """One change. kind: path, dir, sysctl, service, swap, linger, unit. name: of that, or the user's.
 
-    before, after: for a path PathState; for a setting the numbers; for a service whether it ran.
+    before, after: for a path PathState; for a setting the numbers; for a service whether it ran; for a unit
+    of ours what it writes (after).
     """
 
     kind: str

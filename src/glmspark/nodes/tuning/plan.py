@@ -30,8 +30,9 @@ from glmspark.nodes.tuning import (
     StopService,
     TunePlan,
 )
+from glmspark.nodes.tuning.guard import Wish, guard_item
 
-KEYS = ("sysctl", "swap", "services", "limits", "linger")
+KEYS = ("sysctl", "swap", "services", "limits", "linger", "guard")
 SYSCTL_FILE = "/etc/sysctl.d/90-glmspark.conf"
 LIMITS_FILE = "/etc/security/limits.d/90-glmspark.conf"
 SWAP_FILE = "/var/lib/glmspark/swap.img"
@@ -43,8 +44,15 @@ SWAP_SIZE = 64 * GIB
 _SWAP_ON = ("ext4", "xfs")
 
 
-def plan(facts: Facts, *, swap_size: int = SWAP_SIZE, only: Collection[str] = KEYS) -> TunePlan:
-    """What is worth changing on a node. swap_size: bytes of swap wanted in all. only: keys of items."""
+def plan(
+    facts: Facts,
+    *,
+    swap_size: int = SWAP_SIZE,
+    only: Collection[str] = KEYS,
+    guard: Wish | None = None,
+) -> TunePlan:
+    """What is worth changing on a node. swap_size: bytes of swap wanted in all. only: keys of items. guard:
+    how it should be set up there, if at all."""
     items: list[Item] = []
     left: list[str] = []
     for key, make in (
@@ -53,6 +61,7 @@ def plan(facts: Facts, *, swap_size: int = SWAP_SIZE, only: Collection[str] = KE
         ("services", _services),
         ("limits", _limits),
         ("linger", _linger),
+        ("guard", lambda facts, left: guard_item(facts, left, guard)),
     ):
         if key in only:
             item = make(facts, left)

@@ -22,6 +22,7 @@ from glmspark.nodes.tuning import (
     Linger,
     MakeSwap,
     PathState,
+    RunService,
     SetPath,
     SetSysctl,
     StopService,
@@ -196,6 +197,11 @@ class Tuner:
                         "make a swap file",
                         timeout=900,
                     )
+            case RunService(name, data):
+                if await self._has_systemd():
+                    await self._enter(journal, "unit", name, None, list(data))
+                    await self._run(["systemctl", "daemon-reload"], "reload systemd")
+                    await self._run(["systemctl", "restart", "--", name], f"start {name}", timeout=120)
             case Linger(user):
                 path = f"/var/lib/systemd/linger/{user}"
                 await self._make(SetPath(path, PathState("file", b"")), journal)
@@ -221,6 +227,12 @@ class Tuner:
                     return f"{entry.name} is {now_value}, set by someone else since: left as it is"
                 if now_value != entry.before:
                     await self._run(set_sysctl(entry.name, entry.before), f"set {entry.name}")
+            case "unit":
+                if await self._has_systemd():
+                    await self._run(["systemctl", "stop", "--", entry.name], "stop it", timeout=120)
+                await self._run(
+                    ["rm", "-rf", "--", *map(self._at, entry.after)], f"remove what {entry.name} wrote"
+                )
             case "swap":
                 await self._run(
                     ["sh", "-c", _DROP_SWAP, "swap", self._at(entry.name)], "drop the swap file", timeout=900

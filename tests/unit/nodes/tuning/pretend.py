@@ -53,7 +53,7 @@ class PretendNode(LocalNode):
             case ["systemctl", "stop", "--", name]:
                 self.running.discard(name)
                 return ""
-            case ["systemctl", "start", "--", name]:
+            case ["systemctl", "start" | "restart", "--", name]:
                 self.running.add(name)
                 return ""
             case ["test", "-d", "/run/systemd/system"]:
