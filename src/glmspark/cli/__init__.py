@@ -18,6 +18,7 @@ from glmspark.cli import (
     clean,
     doctor,
     down,
+    explain,
     fetch,
     guard,
     image,
@@ -53,6 +54,7 @@ for verb in (up.up, status.status, logs.logs, chat.chat, restart.restart, down.d
 app.command()(patches.patches)
 app.command()(init.init)
 app.command()(doctor.doctor)
+app.command()(explain.explain)
 app.command()(guard.guard)
 app.command()(inspect.inspect)
 app.command()(fetch.fetch)

@@ -69,11 +69,10 @@ class Target:
 
 @dataclass(frozen=True)
 class Probe:
-    """A kind of canary. causes: likely ones of a failure, the likeliest first."""
+    """A kind of canary. The likely causes of its failure are the catalogue's (symptoms with that canary)."""
 
     kind: str
     wave: Wave
-    causes: tuple[str, ...]
     run: Callable[[Target, Any], Awaitable[Finding]]
 
 
@@ -111,9 +110,8 @@ async def prove(
         else:
             for index in rest:
                 canary = canaries[index]
-                note(
-                    index, _verdict(canary, Finding(False, "not tried: the endpoint gave no answer"), 0.0, ())
-                )
+                untried = Finding(False, "not tried: the endpoint gave no answer")
+                note(index, _verdict(canary, untried, 0.0, tried=False))
     finally:
         target.served.set()
         await asyncio.gather(*spanning)
@@ -132,18 +130,24 @@ async def _judge(target: Target, canary: Any, probe: Probe) -> tuple[Verdict, bo
     except ProbeError as error:
         answered = False
         finding = Finding(False, error.message)
-    return _verdict(canary, finding, time.monotonic() - begin, probe.causes), answered
+    return _verdict(canary, finding, time.monotonic() - begin), answered
 
 
-def _verdict(canary: Any, finding: Finding, seconds: float, causes: tuple[str, ...]) -> Verdict:
+def _verdict(canary: Any, finding: Finding, seconds: float, *, tried: bool = True) -> Verdict:
     return Verdict(
         name=canary.name or canary.probe,
         probe=canary.probe,
         passed=finding.passed,
         seconds=round(seconds, 3),
         evidence=finding.evidence,
-        causes=[] if finding.passed else [*canary.causes, *causes],
+        causes=[] if finding.passed else [*canary.causes, *(_causes(canary.probe) if tried else ())],
     )
+
+
+def _causes(kind: str) -> tuple[str, ...]:
+    from glmspark.symptoms.match import causes_of  # read when a canary has failed only
+
+    return causes_of(kind)
 
 
 def shown(text: str, most: int = 160) -> str:

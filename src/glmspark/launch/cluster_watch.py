@@ -13,7 +13,6 @@ from glmspark.launch import phases, reasons
 from glmspark.launch.faults import FirstError
 from glmspark.launch.phases import FOLLOWING, Phase, Progress
 from glmspark.launch.record import Deployment, RankRecord, Reason
-from glmspark.launch.symptoms import remedy_of
 
 __all__ = ["ClusterWatch"]
 
@@ -144,11 +143,14 @@ class ClusterWatch:
             return found
         said = rank.fault.report() if rank.fault.message or rank.fault.said else None
         seen = said or found.seen or rank.fault.report()
+        symptom = reasons.symptom_of(rank.fault)
+        advice = reasons.advice_of(symptom) if symptom is not None else None
         return found.model_copy(
             update={
                 "node": found.node or rank.record.node,
                 "seen": seen,
-                "next": remedy_of(seen) or found.next or f"`glmspark logs --rank {rank.record.rank}`",
+                "next": advice or found.next or f"`glmspark logs --rank {rank.record.rank}`",
+                "symptom": symptom.symptom.name if symptom is not None else None,
             }
         )
 

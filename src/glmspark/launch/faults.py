@@ -25,6 +25,9 @@ _PLAIN = re.compile(
 )
 
 _OVER = ("During handling of", "The above exception", "Traceback (most recent call last)")
+_WARNS = ("WARNING", "ERROR", "CRITICAL")
+_HINT = re.compile(r"NCCL WARN|NVRM|[Ee]rror\b|failed|Killed|SemLock")  # what libraries say in their own ways
+_MOST_HINTS, _LONGEST_HINT = 400, 1000
 _MOST_LINES = 40  # of an exception's text
 _LONGEST = 2000  # lines of a traceback; beyond, it is none
 
@@ -33,7 +36,8 @@ class FirstError:
     """Reads a rank's output line by line and keeps its first error.
 
     message: the exception's own line(s), None while there is none. place: the last frame of its traceback.
-    said: the first line logged as an error. tail: the last lines, for a rank that ended without one.
+    said: the first line logged as an error. tail: the last lines, for a rank that ended without one. hints:
+    the first lines that warn of something, whoever says them.
     """
 
     def __init__(self) -> None:
@@ -41,6 +45,7 @@ class FirstError:
         self.place: str | None = None
         self.said: str | None = None
         self.tail: deque[str] = deque(maxlen=12)
+        self.hints: list[str] = []
         self._who: str | None = None
         self._within = False
         self._logged = False
@@ -56,6 +61,8 @@ class FirstError:
             self.tail.append(line)
         if self.said is None and level in ("ERROR", "CRITICAL"):
             self.said = text.strip()
+        if len(self.hints) < _MOST_HINTS and (level in _WARNS or _HINT.search(line)):
+            self.hints.append(line[:_LONGEST_HINT])
         if self._within:
             self._continue(who, level, text)
         elif self.message is None:

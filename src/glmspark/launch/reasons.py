@@ -4,16 +4,41 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from glmspark.errors import GlmsparkError
 from glmspark.launch.faults import FirstError
 from glmspark.launch.phases import Phase, Progress
 from glmspark.launch.ranks import describe_status, status_of
 from glmspark.launch.record import RankRecord, Reason, Verdict
-from glmspark.launch.symptoms import remedy_of
+
+if TYPE_CHECKING:
+    from glmspark.symptoms.match import Finding
 
 _TOLD = re.compile(r"died unexpectedly \(exit code: (-?\d+)\)")  # vLLM, of a worker it lost
+
+
+_SURE, _SURE_OF_HINTS = 0.5, 0.75
+"""How sure a symptom must be to be named: what the first error shows, and what only stands near it."""
+
+
+def symptom_of(fault: FirstError, facts: Mapping[str, Any] | None = None) -> Finding | None:
+    """The catalogue's symptom for how a rank ended: of its first error, else of what it warned of before."""
+    # The catalogue is read when something has failed, not by every process of a deployment that runs.
+    from glmspark.symptoms.facts import Facts
+    from glmspark.symptoms.match import first_in
+
+    known = Facts.of(facts or {})
+    if (found := first_in(fault.report(), known)) is not None and found.sure >= _SURE:
+        return found
+    found = first_in("\n".join(fault.hints), known)
+    return found if found is not None and found.sure >= _SURE_OF_HINTS else None
+
+
+def advice_of(found: Finding) -> str:
+    """What to do about a symptom, as `next` prints it."""
+    return f"{found.symptom.title}. {found.symptom.remedy} (`glmspark explain` tells more)"
 
 
 def failed(what: str, *, seen: str | None = None, next_step: str | None = None) -> Reason:
@@ -28,17 +53,18 @@ def of_error(error: GlmsparkError) -> Reason:
 
 def late(rank: RankRecord, progress: Progress, fault: FirstError, what: str, seconds: float) -> Reason:
     """A time limit that ran out while `rank` was the one waited for."""
-    advice = (
-        "check that all ranks' addresses and interfaces are of one network and that nothing filters it"
-        if progress.phase is Phase.JOINING
-        else f"see {rank.log}; --timeout gives it longer"
-    )
+    found = symptom_of(fault)
+    if found is None and progress.phase is Phase.JOINING:
+        from glmspark.symptoms.match import first_in
+
+        found = first_in(what)
     return Reason(
         what=f"{what} within {seconds:g} s: rank {rank.rank} is still {progress}",
         rank=rank.rank,
         node=rank.node,
         seen=fault.report(),
-        next=advice,
+        next=advice_of(found) if found is not None else f"see {rank.log}; --timeout gives it longer",
+        symptom=found.symptom.name if found is not None else None,
         at=time.time(),
     )
 
@@ -59,13 +85,9 @@ def ended(
     seen = fault.report()
     if killer == "SIGKILL" and fault.message is None:
         seen = fault.said  # it had no chance to say why: its last lines are of something else
-    advice = remedy_of(seen) or f"see {rank.log}"
-    if killer == "SIGKILL" or (status is None and fault.message is None):
-        advice = (
-            f"the kernel's out-of-memory killer acted {oom_kills} time(s) since the start: free some memory"
-            if oom_kills > 0
-            else "something outside killed it; `glmspark up` starts the deployment again"
-        )
+    killed = killer == "SIGKILL" or (status is None and fault.message is None)
+    facts: dict[str, Any] = {"reason.signal": "SIGKILL", "reason.oom_kills": oom_kills} if killed else {}
+    found = symptom_of(fault, facts)
     return Reason(
         what=f"{who} {words}",
         rank=rank.rank,
@@ -73,7 +95,8 @@ def ended(
         exit_code=code,
         signal=killer,
         seen=seen,
-        next=advice,
+        next=advice_of(found) if found is not None else f"see {rank.log}",
+        symptom=found.symptom.name if found is not None else None,
         at=time.time(),
     )
 

@@ -112,7 +112,8 @@ class Limits(_Part):
 
 
 class Reason(_Part):
-    """Why a deployment failed. seen: the evidence; next: what to do about it."""
+    """Why a deployment failed. seen: the evidence; next: what to do about it; symptom: its name in the
+    catalogue, where it is known."""
 
     what: str
     rank: int | None = None
@@ -121,6 +122,7 @@ class Reason(_Part):
     signal: str | None = None
     seen: str | None = None
     next: str | None = None
+    symptom: str | None = None
     at: float
 
 
@@ -147,6 +149,8 @@ class ClusterSite(_Part):
 class Deployment(_Part):
     """The whole record. Times are Unix seconds.
 
+    keep_up: whether it comes back by itself when a node that was lost is there again.
+
     cluster: None for a deployment of this machine's own supervisor. On a cluster a node's agent answers for
     its rank; nothing but the record and the API key lies on the machine that `glmspark up` was typed on.
 
@@ -162,6 +166,7 @@ class Deployment(_Part):
     state: State = State.STARTING
     since: float
     keep: bool = False
+    keep_up: bool = False
     recipe: dict[str, Any]
     plan: dict[str, Any]
     endpoint: Endpoint

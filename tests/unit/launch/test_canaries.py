@@ -14,6 +14,7 @@ from glmspark.config.canaries import Canary, LongPromptCanary
 from glmspark.launch.canaries import Answer, ProbeError, Target, prove, shown
 from glmspark.launch.probes import PROBES, long_prompt
 from glmspark.launch.record import Deployment, Endpoint, RankRecord, Verdict
+from glmspark.symptoms.match import causes_of
 
 READ = TypeAdapter(Canary)
 HEALTHY = {0: ["VLLM::EngineCore", "VLLM::Worker_TP0"], 1: ["VLLM::Worker_TP1"]}
@@ -98,7 +99,7 @@ RANKS = canary(probe="ranks")
 def test_every_kind_a_recipe_may_name_has_a_probe() -> None:
     kinds = {kind.model_fields["probe"].annotation.__args__[0] for kind in _kinds()}
     assert kinds == set(PROBES)
-    assert all(probe.causes for probe in PROBES.values())
+    assert all(causes_of(kind) for kind in PROBES)
 
 
 def _kinds() -> Any:

@@ -73,7 +73,7 @@ def test_killed_rank_stops_all_and_is_named() -> None:
     assert ended.reason is not None
     assert (ended.reason.rank, ended.reason.signal) == (1, "SIGKILL")
     assert f"rank 1 (pid {ready.ranks[1].process.pid}) was killed by SIGKILL" == ended.reason.what
-    assert "killed it" in (ended.reason.next or "")
+    assert ended.reason.symptom == "killed-from-outside"
     assert_nothing_left(start)
     status = look(home("killed"))
     assert status is not None

@@ -28,9 +28,5 @@ async def run(target: Target, canary: ConcurrentCanary) -> Finding:
 PROBE = Probe(
     "concurrent",
     Wave.TOGETHER,
-    (
-        "state of one request leaks into another (speculation, KV cache, a graph for one batch size)",
-        "a kernel is wrong only for batches; --enforce-eager tells whether graphs are to blame",
-    ),
     run,
 )

@@ -23,10 +23,5 @@ async def run(target: Target, canary: LongAnswerCanary) -> Finding:
 PROBE = Probe(
     "long_answer",
     Wave.TOGETHER,
-    (
-        "decode steps lose precision (KV cache dtype, reduced-precision collectives)",
-        "speculative decoding accepts drafts it should not",
-        "generation_config.json names the wrong end-of-text tokens",
-    ),
     run,
 )

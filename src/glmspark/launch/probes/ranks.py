@@ -40,9 +40,5 @@ def _missing(wanted: list[int], census: Mapping[int, list[str]]) -> str | None:
 PROBE = Probe(
     "ranks",
     Wave.THROUGHOUT,
-    (
-        "a worker was killed: look for the out-of-memory killer in the kernel's log",
-        "a worker crashed in native code: the end of its rank's log says where",
-    ),
     run,
 )

@@ -25,9 +25,5 @@ async def run(target: Target, canary: ReasoningCanary) -> Finding:
 PROBE = Probe(
     "reasoning",
     Wave.TOGETHER,
-    (
-        "reasoning_parser is missing or does not belong to the model's chat template",
-        "max_tokens ended the answer before its reasoning was over",
-    ),
     run,
 )

@@ -25,9 +25,5 @@ async def run(target: Target, canary: StreamingCanary) -> Finding:
 PROBE = Probe(
     "streaming",
     Wave.TOGETHER,
-    (
-        "the reasoning or tool-call parser handles a stream differently from a whole answer",
-        "answers at temperature 0 depend on what else is in the batch",
-    ),
     run,
 )

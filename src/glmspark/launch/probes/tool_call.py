@@ -42,9 +42,5 @@ async def run(target: Target, canary: ToolCallCanary) -> Finding:
 PROBE = Probe(
     "tool_call",
     Wave.TOGETHER,
-    (
-        "tool_call_parser is missing or does not belong to the model's chat template",
-        "the chat template does not list the tools as the model was trained to see them",
-    ),
     run,
 )

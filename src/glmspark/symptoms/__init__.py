@@ -1,0 +1,1 @@
+"""How things go wrong: a catalogue of symptoms, and the matcher that looks logs and facts up in it."""
