@@ -23,7 +23,7 @@ ifndef CI
 endif
 endif
 
-.PHONY: help serve test faults unit lint bootstrap clean
+.PHONY: help serve test faults calibrate unit lint bootstrap clean
 .DEFAULT_GOAL := help
 # Where this is set, each of the many small processes of the tests would compile all that it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -33,6 +33,7 @@ help: ## say what there is
 	@echo "make test    set everything up, run every check and test"
 	@echo "make unit    the unit tests alone (under a minute)"
 	@echo "make faults  every fault of a start on a cluster, each followed by a start that gets ready (root, minutes)"
+	@echo "make calibrate  the speed model against published measurements; ARGS=--write keeps its constants"
 	@echo "make lint    ruff, mypy and the import contract alone"
 	@echo "make clean   stop what is served from here and remove .venv and caches"
 	@echo "Settings: PYTHON=python3.12  GLMSPARK_VENV=DIR  ARGS=\"...\"  (see the head of the Makefile)"
@@ -59,6 +60,9 @@ test: lint
 
 faults: bootstrap ## every fault of a start on a cluster, each followed by a start that gets ready (root)
 	@GLMSPARK_EVERY_START=1 "$(BIN)/python" -m pytest tests/lab/test_launch_faults.py $(ARGS)
+
+calibrate: bootstrap ## fit the speed model, each source predicted from the others
+	@"$(BIN)/python" -m tools.calibrate $(ARGS)
 
 unit: bootstrap
 	@"$(BIN)/python" -m pytest $(MANY) tests/unit $(ARGS)

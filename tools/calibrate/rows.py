@@ -1,0 +1,370 @@
+"""From a row of a measurements file to a run that the speed model can predict."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from glmspark.models.outline import Outline, outline_published
+from glmspark.models.published import find, find_drafter
+from glmspark.models.published.checkpoints import NVFP4_ATTENTION, Published
+from glmspark.models.published.configs import FLASH
+from glmspark.models.published.formats import Formats
+from glmspark.plan.cache import CacheFormat, cache_format
+from glmspark.plan.errors import PlanError
+from glmspark.plan.speed.links import Link
+from glmspark.plan.speed.run import Run
+from glmspark.plan.speed.text import Text
+from tools.calibrate.deepseek import deepseek
+
+__all__ = ["Case", "PrefillCase", "Row", "aside", "cases", "prefill_cases", "read_rows", "run_of"]
+
+Row = dict[str, Any]
+
+SHORT = 1000
+"""Tokens before the new ones where a row says nothing of its prompt."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row as the model sees it. tokens: that a step makes, where the row says so. text: else what kind it
+    is: prose, code, structured or mixed. drafter: which acceptance applies to it."""
+
+    number: int
+    row: Row
+    run: Run
+    streams: int
+    depth: float
+    observed: float
+    tokens: float | None
+    text: Text
+    drafter: str
+
+    @property
+    def source(self) -> str:
+        """Whose measurement: the repository or page, whatever file of it."""
+        return source_of(str(self.row["source_url"]))
+
+
+@dataclass(frozen=True)
+class PrefillCase:
+    """A row's prefill speed. chunk: max_num_batched_tokens, as the notes say, else as is usual."""
+
+    number: int
+    row: Row
+    run: Run
+    prompt: float
+    chunk: int
+    observed: float
+
+    @property
+    def source(self) -> str:
+        """Whose measurement."""
+        return source_of(str(self.row["source_url"]))
+
+
+def source_of(url: str) -> str:
+    """A repository's owner and name, else the address itself."""
+    found = re.search(r"https://github\.com/([^/ ]+/[^/ )]+)", url)
+    return found[1] if found else url
+
+
+_NUMBERS = (
+    *("tp", "pp", "dcp", "concurrency", "spec_tokens", "prompt_len"),
+    *("decode_tok_s", "prefill_tok_s"),
+)
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a JSON lines file. Raises ValueError, naming the line, for what is no row of measurements."""
+    rows = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
+        row = json.loads(line)
+        if not isinstance(row, dict) or not isinstance(row.get("source_url"), str):
+            raise ValueError(f"{path}:{number}: a row is an object with a source_url")
+        for name in _NUMBERS:
+            value = row.get(name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+                raise ValueError(f"{path}:{number}: {name} is {value!r}, which is no number")
+        rows.append(row)
+    return rows
+
+
+_ASIDE = (
+    (r"stuck at|quarter clock|at \d+ ?% clock|721 MHz", "a GPU's clock was stuck"),
+    (r"secondary source|secondhand", "second-hand"),
+    (r"e2e aggregate|end-to-end agg|e2e incl\. latency", "includes the time of the prompt"),
+    (r"count-to-\d+ aggregate", "one text for all requests"),
+)
+
+
+def aside(row: Row) -> str | None:
+    """Why a row says nothing about decoding speed by itself: a rule over its own notes. None where it
+    does."""
+    notes = str(row.get("notes") or "")
+    for pattern, why in _ASIDE:
+        if re.search(pattern, notes):
+            return why
+    if not row.get("spec_method") and re.search(r"prose [\d.]+ ?/ ?code [\d.]+", notes):
+        return "no drafter is named, and the speed depends on the text: something drafted"
+    return None
+
+
+def cases(rows: list[Row]) -> Iterator[Case]:
+    """Every row with a decoding speed and a known layout."""
+    for number, row in enumerate(rows):
+        speed, tp = row.get("decode_tok_s"), row.get("tp")
+        if not isinstance(speed, int | float) or speed <= 0 or not isinstance(tp, int):
+            continue
+        run = run_of(row)
+        if run is None:
+            continue
+        text = text_of(row)
+        yield Case(
+            number=number,
+            row=row,
+            run=run,
+            streams=int(row.get("concurrency") or 1),
+            depth=float(row.get("prompt_len") or SHORT),
+            observed=float(speed),
+            tokens=1.0 if not run.drafts else tokens_of(row, run.drafts),
+            text=text,
+            drafter=drafter_of(row),
+        )
+
+
+_CHUNK = re.compile(r"(?:mnbt|max_num_batched_tokens) (\d+)|(\d+)-token chunk")
+USUAL_PROMPT = 8192.0
+
+
+def prefill_cases(rows: list[Row]) -> Iterator[PrefillCase]:
+    """Every row with a prefill speed and a known layout, but those that their notes call inconsistent."""
+    for number, row in enumerate(rows):
+        speed, notes = row.get("prefill_tok_s"), str(row.get("notes") or "")
+        if not isinstance(speed, int | float) or not isinstance(row.get("tp"), int):
+            continue
+        if re.search(r"inconsistent|possibly-cold", notes) or (run := run_of(row)) is None:
+            continue
+        said = _CHUNK.search(notes)
+        usual = 8192 if run.outline.architecture.linear is not None else 2048
+        chunk = int(next(group for group in said.groups() if group)) if said else usual
+        prompt = float(row.get("prompt_len") or USUAL_PROMPT)
+        yield PrefillCase(number, row, run, prompt, chunk, float(speed))
+
+
+def run_of(row: Row) -> Run | None:
+    """The run of a row, None for a model that is not known."""
+    outline = outline_of_row(row)
+    if outline is None:
+        return None
+    method, drafts, drafter, layers = _speculation(row)
+    model = outline.architecture
+    dtype = {"fp4": "nvfp4_ds_mla", "bf16 (auto)": "auto"}.get(str(row.get("kv_dtype")), row.get("kv_dtype"))
+    sparse = model.index_topk is not None and "REAP" not in str(row.get("quant"))
+    eager = row.get("cuda_graphs") is False
+    return Run(
+        outline=outline,
+        link=link_of(row),
+        tp=int(row["tp"]),
+        pp=int(row.get("pp") or 1),
+        dcp=int(row.get("dcp") or 1) if model.linear is None else 1,
+        expert_parallel=bool(row.get("ep")),
+        graphs=not eager,
+        sparse=sparse,
+        cache=_cache(model, str(dtype or "fp8"), sparse),
+        method=method,
+        drafts=drafts,
+        drafter=drafter,
+        drafter_layers=layers,
+        a2a="a2a" in str(row.get("notes")),
+    )
+
+
+def _cache(model: Any, dtype: str, sparse: bool) -> CacheFormat:
+    if model.model_type.startswith("deepseek"):
+        return CacheFormat(dtype, 584, 132)
+    try:
+        return cache_format(model, dtype, element=2, sparse=sparse)
+    except PlanError:  # a format that only its author has
+        return cache_format(model, "fp8", element=2, sparse=sparse)
+
+
+_MODELS = (
+    ("GLM-5.2", r"REAP", "0xSero/GLM-5.2-NVFP4-REAP-469B"),
+    ("GLM-5.2", r"Int4-Int8Mix", "QuantTrio/GLM-5.2-Int4-Int8Mix"),
+    ("GLM-5.2", r"AWQ", "CosmicRaisins/GLM-5.2-AWQ-INT4-15pct"),
+    ("GLM-5.2", r"EXL3 3\.5", "brandonmusic/GLM-5.2-EXL3-TR3v4-3.5bpw-MTP78"),
+    ("GLM-5.2", r"NVFP4", "nvidia/GLM-5.2-NVFP4"),
+    ("GLM-5.2", r"FP8", "zai-org/GLM-5.2-FP8"),
+    ("GLM-5.3", r"Int4-Int8Mix", "Tech2wild/GLM-5.3-Int4-Int8Mix"),
+    ("GLM-5.3", r"EXL3 2\.75", "drowzeys/keys-GLM-5.3-EXL3-2.75BPW"),
+    ("GLM-5.3", r"NVFP4", "dealignai/GLM-5.3-UNCENSORED-NVFP4"),
+    ("GLM-5.3", r"FP8", "zai-org/GLM-5.3"),
+    ("GLM-5.3-Flash", r"FP8", "zai-org/GLM-5.3-Flash"),
+    ("GLM-5.3-Flash", r"EXL3 4", "Mia-AiLab/GLM-5.3-Flash-EXL3-4bpw-TensorFold"),
+    ("GLM-5.3-Flash", r"nvidia", "nvidia/GLM-5.3-Flash-NVFP4"),
+    ("GLM-5.3-Flash", r"", "RedHatAI/GLM-5.3-Flash-NVFP4"),
+)
+_OTHER = {
+    r"NVFP4 attention": Published(FLASH, NVFP4_ATTENTION),
+    r"EXL3 6": Published(FLASH, Formats("exl3 6", "exl3 6", "exl3 6", "exl3 6")),
+}
+_KNOWN: dict[str, Outline] = {}
+
+
+def outline_of_row(row: Row) -> Outline | None:
+    """What the row's checkpoint weighs."""
+    name, quant = str(row.get("model")), str(row.get("quant") or "")
+    key = f"{name} {quant}"
+    tuned = re.search(r"TensorFold|EXL3 kernels", str(row.get("engine"))) is not None
+    key += " tuned" * tuned
+    if key not in _KNOWN:
+        found = _outline(name, quant)
+        if found is not None and tuned:
+            found = _tuned(found)
+        if found is None:
+            return None
+        _KNOWN[key] = found
+    return _KNOWN[key]
+
+
+def _tuned(found: Outline) -> Outline:
+    """The same by kernels made for EXL3 on a GB10, which vLLM does not have."""
+    weights = tuple(replace(one, format=one.format.replace("exl3", "exl3-tuned")) for one in found.weights)
+    return replace(found, weights=weights)
+
+
+def _outline(name: str, quant: str) -> Outline | None:
+    if name.startswith("DeepSeek-V4"):
+        return deepseek(name)
+    if name == "GLM-5.3-Flash":
+        for pattern, known in _OTHER.items():
+            if re.search(pattern, quant):
+                return outline_published(quant, known)
+    for model, pattern, source in _MODELS:
+        if model == name and re.search(pattern, quant):
+            known = find(source)
+            assert known is not None
+            return outline_published(source, known)
+    return None
+
+
+def link_of(row: Row) -> Link:
+    """The link: what the row says of it, RoCE by NCCL where it says nothing."""
+    said = f"{row.get('link') or ''} {row.get('topology') or ''}".lower()
+    notes = str(row.get("notes") or "").lower()
+    gbit = re.search(r"(\d+) ?g(?:be|bit|b\b| )", said)
+    rate = float(gbit[1]) if gbit else 200.0
+    if re.search(r"socket|tcp|ethernet", said) and "roce" not in said.replace("roce ports", ""):
+        return Link("tcp", rate)
+    own = r"one-shot|rocenante|sircl|rdma ring tp all-reduce"
+    kind = "one-shot" if re.search(own, f"{said} {notes}") else "roce"
+    return Link(kind, rate, ring="ring" in said)
+
+
+def _speculation(row: Row) -> tuple[str, int, int, int]:
+    """(method, drafts, bytes of the drafter, its layers)."""
+    said = str(row.get("spec_method") or "").lower()
+    if not said:
+        return "", 0, 0, 0
+    block = "dflash" in said or "dspark" in said
+    drafts = int(row.get("spec_tokens") or (7 if "dflash" in said else 5 if block else 3))
+    if re.search(r"adaptive|auto|conf", said) or str(row.get("engine")).startswith("TensorFold"):
+        drafts = _adapted(row, drafts, block)
+    if not block:
+        return "mtp", drafts, 0, 0
+    flash = row.get("model") == "GLM-5.3-Flash"
+    if "dspark" in said:
+        name = "RedHatAI/GLM-5.3-speculator.dspark" if row.get("model") == "GLM-5.3" else ""
+        name = name or "RedHatAI/GLM-5.2-speculator.dspark"
+    else:
+        name = "incoai/GLM-5.3-Flash-DFlash2" if flash else "incoai/GLM-5.3-DFlash2"
+    known = find_drafter(name)
+    assert known is not None
+    return "block", drafts, known.nbytes, known.layers
+
+
+def _adapted(row: Row, drafts: int, block: bool) -> int:
+    """Drafts of an engine that stops where it expects refusal: a token more than are accepted, where that is
+    said; else the lower end of its ladder for prose."""
+    tokens = tokens_of(row, drafts)
+    if tokens is not None:
+        return max(1, min(drafts, round(tokens)))
+    if text_of(row) != "prose":
+        return drafts
+    return 3 if block else min(drafts, 3)
+
+
+def drafter_of(row: Row) -> str:
+    """Whose acceptance counts: mtp, dspark, dflash2, each for GLM or flash."""
+    said = str(row.get("spec_method") or "").lower()
+    kind = "dspark" if "dspark" in said else "dflash2" if "dflash" in said else "mtp" if said else ""
+    return f"{kind}-flash" if kind and row.get("model") == "GLM-5.3-Flash" else kind
+
+
+_SURE = ("structured", "count", "repetitive", "peak", "predictable", "degenerate", "high-acceptance")
+_TEXTS: dict[Text, tuple[str, ...]] = {
+    "structured": _SURE,
+    "prose": ("prose", "natural", "adversarial"),
+    "code": ("code", "coding", "codegen"),
+    "mixed": ("agentic", "corpus", "category", "random"),
+}
+_LONGEST_FIRST = sorted((word for words in _TEXTS.values() for word in words), key=len, reverse=True)
+_WORDS = re.compile(r"\b(" + "|".join(_LONGEST_FIRST) + r")\b")
+_FIGURE = re.compile(r"\b(?:prose|code|coding)(?: median| mean)? (\d+(?:\.\d+)?)(?:-(\d+(?:\.\d+)?))?\b")
+"""A kind of text with its own figure beside it: another measurement, unless the figure is the row's."""
+
+
+def _means(found: re.Match[str], row: Row) -> bool:
+    low = float(found[1])
+    high = float(found[2] or low)
+    return low * 0.99 <= float(row.get("decode_tok_s") or 0) <= high * 1.01
+
+
+def text_of(row: Row) -> Text:
+    """What was generated, by the row's notes: structured, code, prose; mixed where they do not say."""
+    notes = str(row.get("notes") or "").lower()
+    said = _FIGURE.sub(lambda found: found[0] if _means(found, row) else " ", notes)
+    for word in _WORDS.findall(said):
+        for text, words in _TEXTS.items():
+            if word in words:
+                return text
+    return "mixed"
+
+
+def tokens_of(row: Row, drafts: int) -> float | None:
+    """Tokens a step by the row's acceptance, in whatever words it is given; None where it is not."""
+    said = str(row.get("acceptance") or "").replace("~", "")
+    if not said:
+        return None
+    if found := re.match(r"([\d.]+) \([\d.]+ ?%\)$", said):
+        return float(found[1])
+    if found := re.search(r"([\d.]+)(?:-([\d.]+))? draft tok/step", said):
+        return 1 + _middle(found)
+    if found := re.search(r"([\d.]+) accepted/batch", said):
+        return 1 + float(found[1])
+    if found := re.search(r"(\d+)/(\d+)(?: draft tokens)? accepted", said):
+        return 1 + drafts * int(found[1]) / int(found[2])
+    if found := re.search(r"([\d.]+) accepted of (\d+)", said):
+        return 1 + float(found[1])
+    if found := re.search(r"(?:mean length|accept len) ([\d.]+)(?:-([\d.]+))?", said):
+        return _middle(found)
+    if found := re.search(r"([\d.]+) (?:tok/|of \d)", said):
+        return float(found[1])
+    if found := re.search(r"([\d.]+)(?:-([\d.]+))? ?%", said):
+        return 1 + drafts * _middle(found) / 100
+    if found := re.fullmatch(r"([\d.]+)(?: \(.*\))?", said):
+        value = float(found[1])
+        return 1 + drafts * value if value <= 1 else value
+    return None
+
+
+def _middle(found: re.Match[str]) -> float:
+    low = float(found[1])
+    return (low + float(found[2])) / 2 if found.lastindex and found.lastindex > 1 and found[2] else low
