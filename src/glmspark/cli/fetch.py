@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,8 +16,9 @@ from glmspark.cli.recipe import complete_recipe
 
 if TYPE_CHECKING:
     from glmspark.config.cluster import Cluster
-    from glmspark.config.recipe import ModelSource
+    from glmspark.config.recipe import ModelSource, Recipe
     from glmspark.nodes.fleet import Fleet
+    from glmspark.weights.parts import Layout, NodePart
     from glmspark.weights.spread import Outcome, Progress
     from glmspark.weights.verify import Checked
 
@@ -24,12 +26,14 @@ RecipeName = Annotated[
     str,
     typer.Argument(metavar="RECIPE", help="A recipe's name or file.", autocompletion=complete_recipe),
 ]
-ClusterFile = Annotated[Path, typer.Option("--cluster", help="The cluster file with the nodes.")]
+ClusterFile = Annotated[
+    Path | None, typer.Option("--cluster", help="The cluster file with the nodes; without it, this machine.")
+]
 
 
-def fetch(
+def fetch(  # noqa: PLR0913, PLR0917 - a typer command's options are its parameters
     recipe: RecipeName,
-    cluster: ClusterFile,
+    cluster: ClusterFile = None,
     rate: Annotated[
         str | None, typer.Option(help="Most that a node sends (and the first one downloads) a second: 100MB.")
     ] = None,
@@ -39,38 +43,69 @@ def fetch(
     anyway: Annotated[
         bool, typer.Option("--anyway", help="Also a checkpoint in which inspect finds errors.")
     ] = False,
+    only_needed: Annotated[
+        bool, typer.Option("--only-needed", help="Store on each node what its rank needs, nothing else.")
+    ] = False,
+    tp: Annotated[int | None, typer.Option(help="For --only-needed: another TP.", min=1)] = None,
+    pp: Annotated[int | None, typer.Option(help="For --only-needed: another PP.", min=1)] = None,
+    nodes: Annotated[
+        str | None,
+        typer.Option(metavar="A,B,...", help="For --only-needed: these nodes, rank 0 on the first."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what --only-needed would store, and move nothing.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Bring a recipe's weights to every node: one downloads, each passes on to the next while it receives.
 
     What nodes have already is used after verification, and what was interrupted goes on where it stopped.
-    Without the hub, the node that has the model gives it to the others.
+    Without the hub, the node that has the model gives it to the others. Without --cluster: to this machine.
+
+    With --only-needed each node stores the shards and tensors of its own pipeline stage (or experts, with
+    EP), and an index that says so. Fetching for another layout later brings the difference.
 
     Example: [bold]glmspark fetch glm-5.2-4x-mtp --cluster cluster.yaml --rate 500MB[/bold]
+
+    Example: [bold]glmspark fetch glm-5.2-reap-469b-3x-pp --cluster cluster.yaml --only-needed[/bold]
     """
     import asyncio
 
     from glmspark.config.units import parse_size
     from glmspark.errors import UsageError
-    from glmspark.weights.fetch import Options
+    from glmspark.weights.fetch import Options, parts_of
     from glmspark.weights.fetch import fetch as bring
 
+    if not only_needed and (dry_run or nodes or tp or pp):
+        raise UsageError("--tp, --pp, --nodes and --dry-run belong to --only-needed")
     try:
         limit = None if rate is None else parse_size(rate)
     except ValueError as error:
         raise UsageError(f"--rate: {error}") from None
-    loaded, sources = _asked(recipe, cluster)
+    read, loaded, sources = _asked(recipe, cluster)
     options = Options(rate=limit, trusted=trusted, anyway=anyway)
+    layout = None
+    if only_needed:
+        loaded, layout = _divided(read, loaded, tp, pp, nodes)
     done: dict[str, Outcome] = {}
+    stored: dict[str, NodePart] = {}
 
     async def run() -> None:
-        async with _fleet(loaded) as fleet:
-            for source in sources:
+        async with _fleet(loaded, cluster) as fleet:
+            for number, source in enumerate(sources):
                 place = await _place(fleet, loaded, source)
+                # A drafter is whole on every node: it is small, and its tensors are of no known layout.
+                wanted = replace(options, layout=layout if number == 0 else None)
                 with _shown(source) as (told, noted):
-                    done[place] = await bring(fleet, loaded, source, place, options, told=told, noted=noted)
+                    if dry_run:
+                        stored.update(await parts_of(fleet, source, place, wanted, noted))
+                        return
+                    done[place] = await bring(fleet, loaded, source, place, wanted, told=told, noted=noted)
 
     asyncio.run(run())
+    if dry_run:
+        print_parts(stored, as_json)
+        return
     if as_json:
         print_json({place: _outcome(outcome) for place, outcome in done.items()})
         return
@@ -78,8 +113,8 @@ def fetch(
         _print_outcome(place, outcome)
 
 
-def verify(recipe: RecipeName, cluster: ClusterFile, as_json: AsJson = False) -> None:
-    """Hash a recipe's weights again on all nodes at once, and name every damaged file.
+def verify(recipe: RecipeName, cluster: ClusterFile = None, as_json: AsJson = False) -> None:
+    """Hash a recipe's weights again on all nodes at once (or here), and name every damaged file.
 
     Example: [bold]glmspark verify glm-5.2-4x-mtp --cluster cluster.yaml[/bold]
 
@@ -91,11 +126,11 @@ def verify(recipe: RecipeName, cluster: ClusterFile, as_json: AsJson = False) ->
     from glmspark.weights.fetch import pythons
     from glmspark.weights.verify import verify as check
 
-    loaded, sources = _asked(recipe, cluster)
+    _, loaded, sources = _asked(recipe, cluster)
     found: dict[str, dict[str, Checked]] = {}
 
     async def run() -> None:
-        async with _fleet(loaded) as fleet:
+        async with _fleet(loaded, cluster) as fleet:
             for source in sources:
                 place = await _place(fleet, loaded, source)
                 with waiting(f"hashing {place} on {len(loaded.nodes)} nodes") as said:
@@ -113,29 +148,75 @@ def verify(recipe: RecipeName, cluster: ClusterFile, as_json: AsJson = False) ->
         raise typer.Exit(1)
 
 
-def _asked(recipe: str, cluster: Path) -> tuple[Cluster, list[ModelSource]]:
+def _asked(recipe: str, cluster: Path | None) -> tuple[Recipe, Cluster, list[ModelSource]]:
+    """The recipe, the nodes (without a cluster file: this machine), and what is to be on them."""
     from glmspark.config import load_recipe
-    from glmspark.config.cluster import load_cluster
+    from glmspark.config.cluster import Cluster, Node, load_cluster
     from glmspark.errors import UsageError
 
     read = load_recipe(recipe)
     sources = [read.model.source]
     if read.draft is not None and read.draft.source is not None:
         sources.append(read.draft.source)
-    sources = [source for source in sources if source.kind != "package"]
-    if not sources:
+    if all(source.kind == "package" for source in sources):
+        where = f" --cluster {cluster}" if cluster is not None else ""
         raise UsageError(
             f"{recipe}'s model comes with glmspark",
-            next=f"`glmspark up {recipe} --cluster {cluster}` copies it to the nodes",
+            next=f"`glmspark up {recipe}{where}` " + ("copies it to the nodes" if where else "starts it"),
         )
-    return load_cluster(cluster), sources
+    here = Cluster(cluster=1, nodes=(Node(name="here", address="127.0.0.1"),))
+    loaded = here if cluster is None else load_cluster(cluster)
+    return read, loaded, [source for source in sources if source.kind != "package"]
 
 
-def _fleet(cluster: Cluster) -> Fleet:
+def _divided(
+    recipe: Recipe, cluster: Cluster, tp: int | None, pp: int | None, nodes: str | None
+) -> tuple[Cluster, Layout]:
+    """The nodes of the ranks, and the layout. Raises PlanError, and UsageError where nothing is saved."""
+    from glmspark.errors import UsageError
+    from glmspark.plan.cluster import choose_nodes
+    from glmspark.weights.parts import layout_of
+
+    tp, pp = tp or recipe.layout.tp, pp or recipe.layout.pp
+    names = [name.strip() for name in (nodes or "").split(",") if name.strip()]
+    chosen = choose_nodes(cluster, tp * pp, names)
+    layout = layout_of(recipe, [node.name for node in chosen], tp, pp)
+    if pp == 1 and not layout.ep:
+        raise UsageError(
+            f"TP{tp} splits within tensors: every node needs all files, nothing would be saved",
+            next="fetch without --only-needed; PP and expert parallelism divide a model by its tensors",
+        )
+    return cluster.model_copy(update={"nodes": chosen}), layout
+
+
+def _fleet(cluster: Cluster, file: Path | None) -> Fleet:
     from glmspark.nodes.doctor import addresses
     from glmspark.nodes.fleet import Fleet
 
-    return Fleet(addresses(cluster))
+    return Fleet(addresses(cluster) if file is not None else {node.name: None for node in cluster.nodes})
+
+
+def print_parts(parts: Mapping[str, NodePart], as_json: bool) -> None:
+    """What each node would store, and what that saves."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from glmspark.config.units import format_size
+
+    if as_json:
+        print_json({node: {"rank": one.rank, "bytes": one.nbytes, "of": one.whole, "shards": len(one.shards)}
+                    for node, one in parts.items()})  # fmt: skip
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for title in ("node", "rank", "stores", "of", "", "shards", "saves"):
+        table.add_column(title, justify="left" if title == "node" else "right")
+    for node, one in parts.items():
+        table.add_row(
+            node, str(one.rank), format_size(one.nbytes), format_size(one.whole),
+            f"{100 * one.nbytes / max(one.whole, 1):.0f} %", str(len(one.shards)),
+            format_size(one.whole - one.nbytes),
+        )  # fmt: skip
+    Console(file=sys.stdout, highlight=False).print(table)
 
 
 async def _place(fleet: Fleet, cluster: Cluster, source: ModelSource) -> str:

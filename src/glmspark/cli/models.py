@@ -90,6 +90,7 @@ def rm(
             f"no node has a model {model}",
             next=f"there are {', '.join(names)}" if names else "there are none",
         )
+    _check_unlinked(model, found)
     size = format_size(sum(one.nbytes for one in where.values()))
     if not yes and not typer.confirm(f"Remove {model} ({size}) from {', '.join(where)}?", err=True):
         raise typer.Exit(1)
@@ -103,6 +104,24 @@ def rm(
         )
         return
     print(f"removed {model} ({size}) from {', '.join(where)}")
+
+
+def _check_unlinked(model: str, found: Mapping[str, dict[str, StoredModel] | NodeError]) -> None:
+    """Raises UsageError where another model's files lie in this one's directory, by links."""
+    from glmspark.errors import UsageError
+    from glmspark.nodes.transport import NodeError
+
+    for node, models in found.items():
+        if isinstance(models, NodeError):
+            continue
+        users = [name for name, one in models.items() if model in one.into]
+        if users:
+            raise UsageError(
+                f"{', '.join(users)} links to files of {model}",
+                host=node,
+                step="remove a model",
+                next=f"remove {users[0]} first, or keep both",
+            )
 
 
 def _fleet(cluster: Cluster) -> Fleet:
@@ -167,6 +186,9 @@ def _show(found: Mapping[str, Any]) -> None:
             continue
         for name, one in models.items():
             notes = ["not complete"] if one.partial else []
+            if one.part is not None:
+                rank, tp, pp = one.part
+                notes.append(f"what rank {rank} of TP{tp} PP{pp} needs")
             notes += [f"links to {format_size(one.linked)} elsewhere"] if one.linked else []
             if name in shipped:
                 notes.append("comes with glmspark: `glmspark up` compares it")

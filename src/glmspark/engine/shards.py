@@ -110,6 +110,25 @@ def shard_files(directory: Path) -> list[Path]:
     return sorted((directory / name for name in names), key=_by_number)
 
 
+class PartOf(NamedTuple):
+    """What an index says of a directory that holds one rank's part of a checkpoint (`glmspark fetch
+    --only-needed`). of: the shards it is cut out of, with their size and header's SHA-256. experts: whether
+    routed experts are the rank's own alone (EP). mtp: whether MTP layers are on the ranks that load them."""
+
+    of: dict[str, list[Any]]
+    experts: bool
+    mtp: bool
+
+
+def part_of(directory: Path) -> PartOf | None:
+    """Of what a directory is a part; None where it holds all of its checkpoint."""
+    try:
+        said = json.loads((directory / INDEX).read_bytes())["metadata"]["glmspark"]
+        return PartOf(dict(said["of"]), said["experts"] is True, said["mtp"] is True)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
 def _by_number(path: Path) -> list[int | str]:
     """model-2 before model-10."""
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path.name)]

@@ -50,6 +50,7 @@ from glmspark.nodes.transport import NodeError
 from glmspark.plan import MachineFacts, Plan
 from glmspark.plan.cluster import Backend, choose_nodes, plan_cluster
 from glmspark.plan.facts import NodeFacts
+from glmspark.weights.parts import layout_of
 
 __all__ = ["ClusterWanted", "Prepared", "prepare", "want"]
 
@@ -221,7 +222,9 @@ async def prepare(
     said("looking at the model")
     recipe = wanted.wanted.recipe
     place = place_of(recipe.model.source, wanted.cluster.paths.models, accounts)
-    model = await look_at_model(fleet, recipe.model.source, place)
+    names = [node.name for node in wanted.nodes]
+    layout = layout_of(recipe, names, wanted.wanted.tp, wanted.wanted.pp)
+    model = await look_at_model(fleet, recipe.model.source, place, layout)
     facts = {name: _node_facts(name, look.facts[name], more[name]) for name in look.facts}
     head = wanted.nodes[0].name
     facts[head] = replace(facts[head], listeners=(*facts[head].listeners, *taken))

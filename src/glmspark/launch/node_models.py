@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import posixpath
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from glmspark.config.recipe import ModelSource
 from glmspark.errors import GlmsparkError
+from glmspark.launch.partial_models import look_at_parts
 from glmspark.launch.room import check_room
 from glmspark.models import Checkpoint, inspect_checkpoint, locate
 from glmspark.models.checkpoint import check_tokenizer
 from glmspark.nodes.facts.account import Account
-from glmspark.nodes.facts.checkpoint import Listing, heads, listing
+from glmspark.nodes.facts.checkpoint import Listing, listing
 from glmspark.nodes.fleet import Fleet
+from glmspark.nodes.heads import laid_out, read_heads
 from glmspark.nodes.listings import listings
 from glmspark.nodes.node import Node
-from glmspark.nodes.survey import Facts, survey
+from glmspark.nodes.survey import Facts
 from glmspark.nodes.transport import NodeError
+from glmspark.weights.parts import Layout
 
 __all__ = ["Model", "bring_model", "look_at_model", "place_of"]
 
@@ -40,7 +42,9 @@ class Model:
 
     @property
     def lacking(self) -> tuple[str, ...]:
-        """Nodes on which it is missing or other than wanted."""
+        """Nodes on which it is missing or other than wanted; none where nothing is copied."""
+        if self.local is None:
+            return ()
         return tuple(name for name, found in self.listings.items() if found != self.wanted)
 
 
@@ -68,11 +72,14 @@ def place_of(source: ModelSource, models: str, accounts: Mapping[str, Account]) 
     return next(iter(homes))
 
 
-async def look_at_model(fleet: Fleet, source: ModelSource, place: str) -> Model:
+async def look_at_model(
+    fleet: Fleet, source: ModelSource, place: str, layout: Layout | None = None
+) -> Model:
     """What the nodes have of a model, and the checkpoint itself.
 
-    Raises CheckpointError for one that is not whole, GlmsparkError naming the node where one that cannot be
-    copied is missing or other than the first node's.
+    layout: of its ranks; with one, nodes may each have the part that their rank needs. Raises CheckpointError
+    for one that is not whole, GlmsparkError naming the node where one that cannot be copied is missing or
+    other than the first node's.
     """
     local = locate(source) if source.kind == "package" else None
     found = await listings(fleet, place, whole=local is not None)
@@ -84,6 +91,11 @@ async def look_at_model(fleet: Fleet, source: ModelSource, place: str) -> Model:
     first = next(iter(found))
     for name, one in found.items():
         _check_there(name, one, place, source)
+    if layout is not None and any(found[first].differs(one) for one in found.values()):
+        parts = await look_at_parts(fleet, source, place, found, layout)
+        if parts is not None:
+            return Model(parts, found, found[first])
+    for name, one in found.items():
         if differing := found[first].differs(one):
             raise GlmsparkError(
                 f"{place} is not the same on {first} and {name}: {_some(differing)}",
@@ -115,27 +127,16 @@ def _check_there(node: str, found: Listing, place: str, source: ModelSource) -> 
 
 async def _inspect(node: Node, found: Listing, place: str) -> Checkpoint:
     """The checkpoint, from its headers alone: files of the right size whose data is a hole."""
-    names = tuple(one.name for one in found.files if one.name.endswith((".safetensors", ".json")))
-    fact = heads(place, names)
-    facts = await survey(node, [fact], each=int(_READ), timeout=_READ + 10)
-    begun = facts.get(fact)
-    if begun is None:
-        raise NodeError(f"cannot read {place}: {facts.problem(fact)}", host=node.host, step="read the model")
-    with tempfile.TemporaryDirectory(prefix="glmspark-model-") as directory:
-        for name, (size, data) in begun.items():
-            path = Path(directory) / name
-            with path.open("wb") as file:
-                file.write(data)
-                file.truncate(size)
+    with laid_out(await read_heads(node, place, found)) as directory:
         try:
             checkpoint = inspect_checkpoint(directory)
             check_tokenizer(directory)
         except GlmsparkError as error:
             raise type(error)(
-                error.message.replace(directory, place),
+                error.message.replace(str(directory), place),
                 host=node.host,
                 step=error.step,
-                seen=(error.seen or "").replace(directory, place) or None,
+                seen=(error.seen or "").replace(str(directory), place) or None,
                 next=error.next,
             ) from None
     return replace(checkpoint, directory=Path(place))

@@ -6,6 +6,7 @@ import os
 from importlib.resources import files
 from pathlib import Path
 
+from glmspark.config.cluster import Paths
 from glmspark.config.paths import expand, state_dir
 from glmspark.config.recipe import ModelSource
 from glmspark.models.errors import CheckpointError
@@ -17,9 +18,9 @@ def locate(source: ModelSource) -> Path:
     """The directory of a model. Whether a usable checkpoint lies there is `inspect_checkpoint`'s to say.
 
     package:NAME is looked for in the package's data, then in the state directory's checkpoints/, where a
-    script puts the variants of glm-tiny. path:/dir is itself. hf:org/name@revision is looked for in the
-    Hugging Face cache: $HF_HUB_CACHE, $HF_HOME/hub or ~/.cache/huggingface/hub. Raises CheckpointError naming
-    the places looked at.
+    script puts the variants of glm-tiny. path:/dir is itself. hf:org/name@revision is looked for where
+    `glmspark fetch` puts it, then in the Hugging Face cache: $HF_HUB_CACHE, $HF_HOME/hub or
+    ~/.cache/huggingface/hub. Raises CheckpointError naming the places looked at.
     """
     if source.kind == "path":
         return expand(source.name)
@@ -51,14 +52,17 @@ def _hub(source: ModelSource) -> Path:
     cache = _hub_cache()
     repository = cache / f"models--{source.name.replace('/', '--')}"
     revision = str(source.revision)
+    fetched = expand(Paths().models) / f"{source.name.replace('/', '--')}@{revision}"
+    if (fetched / "config.json").is_file():
+        return fetched
     for name in (revision, _resolve(repository / "refs" / revision)):
         if name and (repository / "snapshots" / name).is_dir():
             return repository / "snapshots" / name
     raise CheckpointError(
         f"{source.name} at revision {revision} is not on this machine",
         step="find the model",
-        seen=f"not in {repository}",
-        next=f"hf download {source.name} --revision {revision}",
+        seen=f"not in {fetched}, not in {repository}",
+        next="`glmspark fetch RECIPE` brings it here",
     )
 
 

@@ -16,6 +16,7 @@ import shlex
 import signal
 import time
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 from glmspark.nodes.processes import Identity, parse_stat
 from glmspark.nodes.transport import Completed, NodeError
@@ -161,11 +162,53 @@ def shown(argv: Sequence[str]) -> str:
     return shlex.join(part if "\n" not in part else part.splitlines()[0] + " …" for part in argv)
 
 
+Pipes = tuple[asyncio.StreamWriter, asyncio.StreamReader, asyncio.StreamReader]
+
+
+class LocalProcess:
+    """A command of this machine whose ends one reads and writes oneself, as SSH gives those of a node."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        pipes = process.stdin, process.stdout, process.stderr
+        self.stdin, self.stdout, self.stderr = cast("Pipes", pipes)  # they were asked for
+
+    @property
+    def exit_status(self) -> int | None:
+        """Its exit code, None while it runs."""
+        return self._process.returncode
+
+    async def wait_closed(self) -> None:
+        """Wait for its end."""
+        await self._process.wait()
+
+    def close(self) -> None:
+        """End its input, by which it ends; what does not is killed with its session."""
+        self.stdin.close()
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGTERM)
+
+
 class LocalNode(Node):
     """This machine."""
 
     def __init__(self, host: str = "this machine") -> None:
         self.host = host
+
+    async def open(self, argv: Sequence[str]) -> LocalProcess:
+        """Start a command whose ends one reads and writes oneself, in bytes; close it when done.
+
+        Raises NodeError when it cannot start.
+        """
+        pipe = asyncio.subprocess.PIPE
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *argv, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True, limit=1 << 24
+            )
+        except (OSError, ValueError) as error:
+            raise NodeError(f"cannot run {argv[0]}: {error}", host=self.host, step=shown(argv)) from error
+        return LocalProcess(process)
 
     async def run(
         self,

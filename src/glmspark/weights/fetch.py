@@ -14,14 +14,18 @@ from glmspark.config.recipe import ModelSource
 from glmspark.config.units import format_size
 from glmspark.errors import GlmsparkError
 from glmspark.models.errors import CheckpointError
-from glmspark.models.inspection import Problem, Severity, inspect
+from glmspark.models.files import LocalFiles
+from glmspark.models.inspection import Inspection, Problem, Severity, inspect
+from glmspark.models.inspection.content import INDEX
 from glmspark.nodes.facts.checkpoint import Listing
 from glmspark.nodes.fleet import Fleet
+from glmspark.nodes.heads import laid_out, read_heads
 from glmspark.nodes.listings import listings
 from glmspark.weights.hub import HubFiles
+from glmspark.weights.parts import Layout, NodePart, chain_parts, is_part, node_parts
 from glmspark.weights.spread import HubSource, Outcome, Plan, Progress, chain, spread
 
-__all__ = ["Files", "Options", "fabric_addresses", "fetch", "pythons"]
+__all__ = ["Files", "Options", "fabric_addresses", "fetch", "parts_of", "pythons"]
 
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,250}", re.ASCII)
 
@@ -29,22 +33,26 @@ _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,250}", re.ASCII)
 @dataclass(frozen=True)
 class Options:
     """rate: bytes a second that each node sends at most. trusted: the fabric is, so nothing is encrypted.
-    anyway: also a checkpoint that is known to be wrong. endpoint: another hub."""
+    anyway: also a checkpoint that is known to be wrong. endpoint: another hub. layout: for which each node
+    stores what it needs and nothing else; None for all of the model on every node."""
 
     rate: int | None = None
     trusted: bool = False
     anyway: bool = False
     endpoint: str | None = None
+    layout: Layout | None = None
 
 
 @dataclass(frozen=True)
 class Files:
-    """Names and sizes of a model's files, and where they come from: the hub, or nodes that have them."""
+    """Names and sizes of a model's files, and where they come from: the hub, or nodes that have them. found:
+    what the checkpoint holds, where that was looked at."""
 
     sizes: Mapping[str, int]
     hub: Mapping[str, HubSource] | None
     headers: Mapping[str, str]
     first: str
+    found: Inspection | None = None
 
 
 def fabric_addresses(cluster: Cluster) -> dict[str, str]:
@@ -85,16 +93,17 @@ async def fetch(
 
     told: progress by node. noted: what is being done before there is any.
     """
-    if fleet.lost:
-        raise next(iter(fleet.lost.values()))
     addresses = fabric_addresses(cluster)
-    noted(f"looking for {source} on {len(fleet.nodes)} nodes")
-    there = await listings(fleet, place)
-    files = await _files(source, place, there, options, noted)
+    files = await _look(fleet, source, place, options, noted)
     order = [files.first, *(name for name in fleet.nodes if name != files.first)]
+    if options.layout is None:
+        pieces = chain(order, files.sizes, hub=files.hub)
+    else:
+        parts = _parts(files, options.layout, source)
+        pieces = chain_parts(order, files.sizes, parts, hub=files.hub)
     plan = Plan(
         directory=place,
-        pieces=chain(order, files.sizes, hub=files.hub),
+        pieces=pieces,
         addresses=addresses,
         elsewhere=_elsewhere(source, cluster),
         rate=options.rate,
@@ -106,7 +115,44 @@ async def fetch(
     return await spread(fleet, plan, pythons=pythons(cluster), told=told)
 
 
+async def parts_of(
+    fleet: Fleet,
+    source: ModelSource,
+    place: str,
+    options: Options,
+    noted: Callable[[str], None] = lambda _: None,
+) -> dict[str, NodePart]:
+    """What `fetch` would have each node store for options.layout. Changes nothing; raises GlmsparkError."""
+    assert options.layout is not None  # noqa: S101 - asked for
+    return _parts(await _look(fleet, source, place, options, noted), options.layout, source)
+
+
+def _parts(files: Files, layout: Layout, source: ModelSource) -> dict[str, NodePart]:
+    if files.found is None:
+        raise GlmsparkError(
+            f"{source} is no GLM: which of its tensors a node needs is not known",
+            step="divide the weights",
+            next="fetch it without --only-needed",
+        )
+    return node_parts(files.found, layout, str(source))
+
+
+async def _look(
+    fleet: Fleet,
+    source: ModelSource,
+    place: str,
+    options: Options,
+    noted: Callable[[str], None],
+) -> Files:
+    if fleet.lost:
+        raise next(iter(fleet.lost.values()))
+    noted(f"looking for {source} on {len(fleet.nodes)} nodes")
+    there = await listings(fleet, place)
+    return await _files(fleet, source, place, there, options, noted)
+
+
 async def _files(
+    fleet: Fleet,
     source: ModelSource,
     place: str,
     there: Mapping[str, Listing],
@@ -134,7 +180,21 @@ async def _files(
             next="put it there on one node; the others get it from that one",
         )
     usable = {one.name: one.size for one in there[best].files if _PLAIN.fullmatch(one.name)}
-    return Files(usable, None, {}, best)
+    found = None
+    if INDEX in usable or options.layout is not None:
+        begun = await read_heads(fleet.nodes[best], place, there[best])
+        if INDEX in begun and is_part(begun[INDEX][1]):
+            raise GlmsparkError(
+                f"no node has all of {source}: {best} has a part of it",
+                step="find the model",
+                seen=unreachable.message if unreachable is not None else None,
+                next="what lies on the nodes stays; the rest comes from the hub, or from a whole copy at "
+                f"{place} on one of them",
+            )
+        if options.layout is not None:
+            with laid_out(begun) as directory:
+                found = inspect(LocalFiles(directory))
+    return Files(usable, None, {}, best, found)
 
 
 def _whole(found: Listing) -> bool:
@@ -146,8 +206,9 @@ def _whole(found: Listing) -> bool:
 def _of_hub(source: ModelSource, sizes: Mapping[str, Mapping[str, int]], options: Options) -> Files:
     hub = HubFiles(source.name, str(source.revision), endpoint=options.endpoint)
     try:
-        if not options.anyway:
-            _refuse_wrong(hub, source)
+        found = _inspected(hub)
+        if found is not None and not options.anyway:
+            _refuse_wrong(found, source)
         wanted = {name: file for name, file in hub.files.items() if _PLAIN.fullmatch(name)}
 
         def held(node: str) -> int:
@@ -155,20 +216,24 @@ def _of_hub(source: ModelSource, sizes: Mapping[str, Mapping[str, int]], options
 
         first = max(sizes, key=held)
         places = {name: HubSource(hub.url(name), file.sha256, file.blob) for name, file in wanted.items()}
-        return Files({name: file.size for name, file in wanted.items()}, places, hub.headers, first)
+        return Files({name: file.size for name, file in wanted.items()}, places, hub.headers, first, found)
     finally:
         hub.close()
 
 
-def _refuse_wrong(hub: HubFiles, source: ModelSource) -> None:
-    """Raises CheckpointError for a GLM checkpoint with errors: hundreds of gigabytes that cannot answer."""
+def _inspected(hub: HubFiles) -> Inspection | None:
+    """What the hub's checkpoint holds; None for what is no GLM: a drafter, for which other rules hold."""
     try:
-        problems = inspect(hub).problems
+        return inspect(hub)
     except CheckpointError as error:
         if "is not known" in error.message:
-            return  # no GLM: a drafter, for which other rules hold
+            return None
         raise
-    errors: list[Problem] = [one for one in problems if one.severity is Severity.ERROR]
+
+
+def _refuse_wrong(found: Inspection, source: ModelSource) -> None:
+    """Raises GlmsparkError for a GLM checkpoint with errors: hundreds of gigabytes that cannot answer."""
+    errors: list[Problem] = [one for one in found.problems if one.severity is Severity.ERROR]
     if errors:
         raise GlmsparkError(
             f"{source} has {len(errors)} problems: {errors[0].seen}",

@@ -10,7 +10,7 @@ from glmspark.models.inspection import Inspection
 from glmspark.models.inspection.matrices import Matrix
 from glmspark.plan.split import check_layout, layer_ranges
 
-__all__ = ["Holding", "holdings", "needed_tensors", "on_stage"]
+__all__ = ["Holding", "expert_places", "holdings", "needed_tensors", "on_stage", "tensor_name"]
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def holdings(
         )
     ranges = layer_ranges(len(found.architecture.layers), pp)
     drafts = (mtp and found.mtp_stored) or found.architecture.tied_embeddings
-    order = _places(found) if ep else {}
+    order = expert_places(found) if ep else {}
     result: list[Holding] = []
     for stage in range(pp):
         mine = [
@@ -125,7 +125,7 @@ def _held(found: Inspection, split: Sequence[Matrix], tp: int, whole: Sequence[M
     return Holding(0, 0, 0, (0, 0), tensors, nbytes, len(shards), sizes)
 
 
-def _places(found: Inspection) -> dict[str, int]:
+def expert_places(found: Inspection) -> dict[str, int]:
     """Each expert matrix's place among its layer's: numbers may have holes after pruning."""
     numbers = {key: sorted(values) for key, values in found.matrices.numbers.items()}
     places = {key: {number: place for place, number in enumerate(values)} for key, values in numbers.items()}

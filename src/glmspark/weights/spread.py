@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import datetime
 import ipaddress
+import itertools
 import json
 import secrets
 import time
@@ -20,11 +21,15 @@ from typing import Any
 import asyncssh
 
 from glmspark.nodes.fleet import Fleet
+from glmspark.nodes.node import LocalNode, LocalProcess
 from glmspark.nodes.ssh import SshNode
 from glmspark.nodes.transport import NodeError
 from glmspark.weights.archive import Program, place
 
-__all__ = ["HubSource", "Outcome", "Piece", "Plan", "Progress", "certificate", "chain", "spread"]
+__all__ = ["HubSource", "Outcome", "Part", "Piece", "Plan", "Progress", "certificate", "chain", "spread"]
+
+Process = asyncssh.SSHClientProcess[bytes] | LocalProcess
+"""A relay that runs, on a node or on this machine."""
 
 _RESTARTS = 5
 """Times that one node's relay is started anew within a transfer."""
@@ -41,19 +46,46 @@ class HubSource:
 
 
 @dataclass(frozen=True)
+class Part:
+    """Some tensors of a shard, kept as a file of their own. header: of that file, as JSON text. spans: bytes
+    [begin, end) of the original that follow it, in rising order; without any nothing is kept."""
+
+    header: str
+    spans: tuple[tuple[int, int], ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file that is kept."""
+        own = 8 + len(self.header.encode()) if self.spans else 0
+        return own + sum(end - begin for begin, end in self.spans)
+
+
+@dataclass(frozen=True)
 class Piece:
-    """A file of the model. source: a node's name, a place on the hub, or None where the node has it."""
+    """A file of the model. source: a node's name, a place on the hub, the content itself, or None where the
+    node has it. part: what is kept of it, None for all. through: others get all of it from here. identity:
+    the hub's hash of it, if known."""
 
     name: str
     size: int
-    source: str | HubSource | None
+    source: str | HubSource | bytes | None
+    part: Part | None = None
+    through: bool = False
+    identity: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As the relay reads it."""
         said: Any = self.source
         if isinstance(said, HubSource):
             said = {"url": said.url, "sha256": said.sha256, "blob": said.blob}
-        return {"name": self.name, "size": self.size, "from": said}
+        elif isinstance(said, bytes):
+            said = {"text": said.decode()}
+        entry = {"name": self.name, "size": self.size, "from": said}
+        if self.part is not None:
+            entry["part"] = {"header": self.part.header, "spans": self.part.spans}
+        if self.through:
+            entry["through"] = True
+        return entry if self.identity is None else {**entry, "identity": self.identity}
 
 
 @dataclass(frozen=True)
@@ -100,24 +132,17 @@ class Outcome:
 def chain(
     nodes: Sequence[str],
     files: Mapping[str, int],
-    wanted: Mapping[str, set[str]] | None = None,
     hub: Mapping[str, HubSource] | None = None,
 ) -> dict[str, list[Piece]]:
-    """Where each node takes each file from: the nearest before it that gets it too, else the first.
+    """Where each node takes the files from: the one before it.
 
-    The first has all files, or takes them from the hub. wanted: by node, the files it is to keep, all where
-    it is not named. config.json comes last: a directory without it is no model yet.
+    The first has all files, or takes them from the hub. config.json comes last: a directory without it is no
+    model yet.
     """
     order = sorted(files, key=lambda name: (name == "config.json", name))
-    first = nodes[0]
-    pieces: dict[str, list[Piece]] = {
-        first: [Piece(name, files[name], hub[name] if hub else None) for name in order]
-    }
-    holders = dict.fromkeys(order, first)
-    for node in nodes[1:]:
-        mine = [name for name in order if wanted is None or node not in wanted or name in wanted[node]]
-        pieces[node] = [Piece(name, files[name], holders[name]) for name in mine]
-        holders |= dict.fromkeys(mine, node)
+    pieces = {nodes[0]: [Piece(name, files[name], hub[name] if hub else None) for name in order]}
+    for before, node in itertools.pairwise(nodes):
+        pieces[node] = [Piece(name, files[name], before) for name in order]
     return pieces
 
 
@@ -181,6 +206,17 @@ async def spread(
     return Outcome(run.progress, time.monotonic() - begun, algorithm)
 
 
+def _takers(plan: Plan, holder: str, piece: Piece) -> set[str]:
+    """The nodes that a file has to have come to before its holder may let go of what it does not keep."""
+    own = {holder} if piece.part is not None and piece.part.spans else set()
+    return own | {
+        node
+        for node, pieces in plan.pieces.items()
+        for one in pieces
+        if one.name == piece.name and one.source == holder
+    }
+
+
 class _Run:
     def __init__(
         self,
@@ -195,9 +231,16 @@ class _Run:
         self.algorithm, self.key, self.told = algorithm, key, told
         self.progress = {name: Progress(name) for name in plan.pieces}
         self._where: dict[str, str] = {}
-        self._processes: dict[str, asyncssh.SSHClientProcess[bytes]] = {}
+        self._processes: dict[str, Process] = {}
         self._begun = time.monotonic()
         self._over = asyncio.Event()
+        # What a node only passes on goes as soon as these nodes have it.
+        self._waiting = {
+            (name, piece.name): _takers(plan, name, piece)
+            for name, pieces in plan.pieces.items()
+            for piece in pieces
+            if piece.through
+        }
 
     async def all(self) -> None:
         """All relays, until every node has what it is to have."""
@@ -238,8 +281,7 @@ class _Run:
 
     async def _relay(self, name: str) -> None:
         node = self.fleet.nodes[name]
-        if not isinstance(node, SshNode):
-            raise NodeError("weights spread over SSH only", host=name, step="spread the weights")
+        assert isinstance(node, SshNode | LocalNode)  # noqa: S101 - there are no others
         try:
             process = await node.open(self.programs[name].argv("run"))
         except NodeError as error:  # the connection is gone: it may come again
@@ -294,6 +336,8 @@ class _Run:
                     for other in self._processes.values():
                         with contextlib.suppress(OSError, asyncssh.Error):
                             other.stdin.write(b'{"stop": true}\n')
+            case "have":
+                self._release(name, str(said["name"]))
             case "failed":
                 raise NodeError(
                     str(said.get("error")),
@@ -302,8 +346,18 @@ class _Run:
                     next=said.get("next") or "fetch again: it goes on where it stopped",
                 )
 
+    def _release(self, node: str, file: str) -> None:
+        for (holder, name), takers in list(self._waiting.items()):
+            if name != file or node not in takers:
+                continue
+            takers.discard(node)
+            if not takers and (process := self._processes.get(holder)) is not None:
+                del self._waiting[holder, name]
+                with contextlib.suppress(OSError, asyncssh.Error):
+                    process.stdin.write(json.dumps({"release": [name]}).encode() + b"\n")
+
     @staticmethod
-    def _tell(process: asyncssh.SSHClientProcess[bytes], where: Mapping[str, str]) -> None:
+    def _tell(process: Process, where: Mapping[str, str]) -> None:
         with contextlib.suppress(OSError, asyncssh.Error):
             process.stdin.write(json.dumps({"upstreams": dict(where)}).encode() + b"\n")
 

@@ -6,14 +6,14 @@ import asyncio
 import contextlib
 import json
 import posixpath
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import asyncssh
 
 from glmspark.nodes.facts import Fact
 from glmspark.nodes.fleet import Fleet
-from glmspark.nodes.node import Node
+from glmspark.nodes.node import LocalNode, Node
 from glmspark.nodes.ssh import SshNode
 from glmspark.nodes.survey import survey
 from glmspark.nodes.transport import NodeError
@@ -31,6 +31,7 @@ for name in sorted(os.listdir(root)) if os.path.isdir(root) else []:
         continue
     own = linked = files = 0
     partial = False
+    into = set()
     for folder, _, names in os.walk(path):
         for one in names:
             at = os.path.join(folder, one)
@@ -42,11 +43,21 @@ for name in sorted(os.listdir(root)) if os.path.isdir(root) else []:
             files += 1
             if os.path.islink(at):
                 linked += size
+                target = os.path.relpath(os.path.realpath(at), os.path.realpath(root)).split(os.sep)[0]
+                if target not in ("..", name):
+                    into.add(target)
             else:
                 own += os.stat(at).st_blocks * 512
     known = os.path.exists(os.path.join(path, ".glmspark-weights.json"))
+    part = None
+    try:
+        with open(os.path.join(path, "model.safetensors.index.json")) as file:
+            said = json.load(file)["metadata"]["glmspark"]
+        part = [int(said[key]) for key in ("rank", "tp", "pp")]
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
     if os.path.exists(os.path.join(path, "config.json")) or partial:
-        found.append([name, files, own, linked, partial, known])
+        found.append([name, files, own, linked, partial, known, sorted(into), part])
 print(json.dumps([root, found]))
 """
 
@@ -54,7 +65,8 @@ print(json.dumps([root, found]))
 @dataclass(frozen=True)
 class StoredModel:
     """A model's directory on a node. nbytes: of disk; linked: bytes of files it links to. partial: a transfer
-    into it has not ended. hashed: whether its hashes are kept beside it."""
+    into it has not ended. hashed: whether its hashes are kept beside it. into: other models' directories that
+    its files lead into by links. part: where the directory holds what one rank needs: rank, TP, PP."""
 
     path: str
     files: int
@@ -62,6 +74,8 @@ class StoredModel:
     linked: int
     partial: bool
     hashed: bool
+    into: Sequence[str] = ()
+    part: Sequence[int] | None = None
 
 
 @dataclass
@@ -97,8 +111,7 @@ async def verify(
     async def one(node: Node) -> None:
         mine = found[node.host]
         program = await place_program(node, pythons)
-        if not isinstance(node, SshNode):
-            raise NodeError("weights are verified over SSH only", host=node.host, step="verify")
+        assert isinstance(node, SshNode | LocalNode)  # noqa: S101 - there are no others
         process = await node.open(program.argv("verify", place))
         try:
             while line := await process.stdout.readline():

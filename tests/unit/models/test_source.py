@@ -44,7 +44,7 @@ def test_a_hub_model_is_found_in_each_cache_by_commit_and_by_branch(tmp_path, mo
     source = ModelSource("hf", "org/name", "main")
     with pytest.raises(CheckpointError) as caught:
         locate(source)
-    assert caught.value.next == "hf download org/name --revision main"
+    assert caught.value.next == "`glmspark fetch RECIPE` brings it here"
     snapshot = cache / "models--org--name" / "snapshots" / "abc123"
     snapshot.mkdir(parents=True)
     assert locate(ModelSource("hf", "org/name", "abc123")) == snapshot

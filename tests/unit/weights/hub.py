@@ -81,11 +81,11 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
 
 
 @contextmanager
-def serving(directory: Path) -> Iterator[Hub]:
-    """The directory as a repository of a hub, until the block is left."""
+def serving(directory: Path, host: str = "127.0.0.1") -> Iterator[Hub]:
+    """The directory as a repository of a hub at one address, until the block is left."""
     hub = Hub(directory)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(hub))
-    hub.url = f"http://127.0.0.1:{server.server_address[1]}"
+    server = ThreadingHTTPServer((host, 0), _handler(hub))
+    hub.url = f"http://{host}:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()
     try:

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from glmspark.config.cluster import parse_cluster
 from glmspark.errors import GlmsparkError
 from glmspark.weights.fetch import fabric_addresses
-from glmspark.weights.spread import HubSource, certificate, chain
+from glmspark.weights.parts import NodePart, chain_parts
+from glmspark.weights.spread import HubSource, Part, certificate, chain
 from tests.unit.nodes.sparks import CLUSTER
 
 FILES = {"config.json": 1, "a.safetensors": 2, "b.safetensors": 3, "tokenizer.json": 4}
@@ -31,17 +32,35 @@ def test_the_first_takes_from_the_hub():
     }
 
 
-@given(
-    st.lists(st.sets(st.sampled_from(sorted(FILES))), min_size=1, max_size=6),
-)
-def test_whoever_wants_less_takes_each_file_from_one_that_has_it(wanted):
-    nodes = ["first", *(f"n{i}" for i in range(len(wanted)))]
-    pieces = chain(nodes, FILES, dict(zip(nodes[1:], wanted, strict=True)))
+SHARDS = sorted(name for name in FILES if name.endswith(".safetensors"))
+KEPT = st.dictionaries(st.sampled_from(SHARDS), st.sampled_from([None, Part("{}", ((0, 1),))]))
+
+
+@given(st.lists(KEPT, min_size=1, max_size=6), st.booleans())
+def test_whoever_wants_less_takes_each_file_from_one_that_has_all_of_it(wanted, from_hub):
+    parts = {f"n{i}": NodePart(f"n{i}", i, kept, "{}", 0, 0) for i, kept in enumerate(wanted)}
+    nodes = list(parts)
+    hub = {name: HubSource(f"https://hub/{name}", "aa") for name in FILES} if from_hub else None
+    pieces = chain_parts(nodes, FILES, parts, hub)
+    index = "model.safetensors.index.json"
     for place, node in enumerate(nodes[1:], 1):
-        assert {one.name for one in pieces[node]} == wanted[place - 1]
-        for one in pieces[node]:
-            assert nodes.index(str(one.source)) < place
-            assert one.name in {other.name for other in pieces[str(one.source)]}
+        mine = {one.name: one for one in pieces[node]}
+        assert mine.keys() == {*wanted[place], "config.json", "tokenizer.json", index}
+        assert pieces[node][-1].name == "config.json"
+        for name, one in mine.items():
+            if name == index:
+                continue
+            assert one.part == wanted[place].get(name)
+            assert nodes.index(one.source) < place
+            (given,) = (other for other in pieces[one.source] if other.name == name)
+            assert given.part is None or given.through
+    first = {one.name: one for one in pieces["n0"]}
+    if from_hub:  # the first stores no more than what it needs, and has what others take from it
+        kept = {name for name, one in first.items() if one.part is None or one.part.spans}
+        assert kept == {*wanted[0], "config.json", "tokenizer.json", index}
+        assert set(first) & set(SHARDS) == set().union(*wanted)
+    else:
+        assert all(one.source is None for one in first.values())
 
 
 def test_the_certificate_is_one_that_tls_takes():

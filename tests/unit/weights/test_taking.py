@@ -12,7 +12,9 @@ import pytest
 
 from glmspark.weights.relay import program as relay_program
 from glmspark.weights.relay import pull
+from glmspark.weights.relay.check import verify
 from glmspark.weights.relay.digest import CHUNK, SIZE, digest, root
+from glmspark.weights.relay.manifest import MANIFEST
 from glmspark.weights.relay.serve import END, FRAME, WAIT, Pace
 from glmspark.weights.relay.store import File
 from tests.unit.weights.relays import Relay, model, new_key, program, same
@@ -117,7 +119,7 @@ def test_a_fault_of_its_own_is_told(tmp_path, monkeypatch, capsys):
         raise KeyError("odd")
 
     monkeypatch.setattr(transfer, "_check_room", broken)
-    transfer._fetch_all({})
+    transfer._fetch_all()
     said = json.loads(capsys.readouterr().out)
     assert said["t"] == "failed"
     assert "KeyError('odd')" in said["error"]
@@ -153,8 +155,8 @@ def test_the_token_goes_to_the_hub_alone(begin, end, kept):
 def test_a_manifest_that_is_not_whole_verifies_nothing(tmp_path, capsys, entries):
     (tmp_path / "a").write_bytes(b"wrong")
     text = json.dumps({"algorithm": "blake2b", "chunk": CHUNK, "files": entries})
-    (tmp_path / relay_program.MANIFEST).write_text(text)
-    assert not relay_program.verify(tmp_path)
+    (tmp_path / MANIFEST).write_text(text)
+    assert not verify(tmp_path)
     (said,) = map(json.loads, capsys.readouterr().out.splitlines())
     assert said["t"] == "failed"
     assert "no whole .glmspark-weights.json" in said["error"]

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from glmspark.engine.patch import DENSE_VARIABLE, OPTIONAL_VARIABLE
+from glmspark.engine.shards import part_of
 
 # Parts of VllmConfig that say where a rank is or how it logs, not what it computes.
 OWN = (
@@ -159,9 +160,15 @@ def flatten(name: str, value: Any) -> Iterator[tuple[str, str]]:
 
 
 def checkpoint(directory: Path) -> dict[str, str]:
-    """Digests of the configuration, the index, and of every weight file's header and size."""
+    """Digests of the configuration, the index, and of every weight file's header and size. Where the index
+    says that this is but a part of a checkpoint, its weight files are told by those they are cut out of."""
     facts = {}
+    part = part_of(directory)
+    for shard, (size, header) in sorted(part.of.items()) if part is not None else ():
+        facts[f"checkpoint.{shard}"] = f"{size} bytes, header {header[:16]}"
     for path in sorted(directory.iterdir()):
+        if part is not None and path.name.endswith((".index.json", ".safetensors")):
+            continue
         if path.name in {"config.json", "generation_config.json"} or path.name.endswith(".index.json"):
             facts[f"checkpoint.{path.name}"] = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
         elif path.suffix == ".safetensors":
@@ -171,5 +178,6 @@ def checkpoint(directory: Path) -> dict[str, str]:
 
 def _header_digest(path: Path) -> str:
     with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        return hashlib.sha256(file.read(min(length, _MOST_HEADER))).hexdigest()[:16]
+        begun = file.read(8)
+        length = int.from_bytes(begun, "little")
+        return hashlib.sha256(begun + file.read(min(length, _MOST_HEADER))).hexdigest()[:16]

@@ -14,7 +14,7 @@ from glmspark.engine.experts import ExpertsContradictError, Kept, kept_experts, 
 from glmspark.engine.model_config import ARCHITECTURE, missing_hook, on_glm_config
 from glmspark.engine.model_weights import Weights, local_directory, on_weights
 from glmspark.engine.patch import Finding, Patch, PatchRefusedError, Target
-from glmspark.engine.shards import ShardError, read_shards
+from glmspark.engine.shards import ShardError, part_of, read_shards
 
 logger = logging.getLogger("vllm.glmspark.pruned_experts")
 
@@ -58,6 +58,9 @@ def kept_on_disk(directory: str, experts: int) -> Kept | None:
     Raises PatchRefusedError with the contradiction where no reading of the checkpoint is right.
     """
     root = Path(directory)
+    part = part_of(root)
+    if part is not None and part.experts:
+        return None  # a rank's own experts, cut out of a checkpoint that numbers them from 0
     try:
         shapes = {name: stored.shape for name, stored in read_shards(root).items()}
         return kept_experts(shapes, experts, read_plan(root))
@@ -70,11 +73,14 @@ def kept_on_disk(directory: str, experts: int) -> Kept | None:
 
 def has_mtp(directory: str, layers: int) -> bool:
     """Whether the checkpoint has any weight of a layer after its first `layers`."""
+    part = part_of(Path(directory))
+    if part is not None:  # what the last stage has need not be here
+        return part.mtp
     try:
         names = read_shards(Path(directory))
     except ShardError as error:
         raise PatchRefusedError(str(error)) from None
-    found = {part[1] for name in names if len(part := name.removeprefix("model.").split(".")) > 2}
+    found = {words[1] for name in names if len(words := name.removeprefix("model.").split(".")) > 2}
     return any(number.isdigit() and int(number) >= layers for number in found)
 
 

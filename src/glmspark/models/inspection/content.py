@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -27,11 +28,13 @@ _SHARD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,250}\.safetensors", re.ASCII)
 
 @dataclass(frozen=True)
 class Shard:
-    """A shard whose header can be read. data: where its tensors' bytes begin in the file."""
+    """A shard whose header can be read. data: where its tensors' bytes begin in the file. header: SHA-256 of
+    what lies before them."""
 
     size: int
     data: int
     tensors: Mapping[str, TensorInfo]
+    header: str = ""
 
 
 @dataclass
@@ -196,7 +199,7 @@ def _shard(files: CheckpointFiles, name: str) -> tuple[Shard | None, Problem | N
         tensors = parse_header(raw, path)
     except CheckpointError as error:
         return None, _of_error("shard-broken", error, "the engine stops while loading", name)
-    shard = Shard(entry.size, 8 + length, tensors)
+    shard = Shard(entry.size, 8 + length, tensors, hashlib.sha256(begun[:8] + raw).hexdigest())
     try:
         check_layout(tensors, entry.size - 8 - length, path)
     except CheckpointError as error:

@@ -9,9 +9,10 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
-from .digest import CHUNK, SIZE, new, root, span
+from .digest import CHUNK, SIZE, digest, new, root, span
 from .serve import END, FAILED, FRAME, WAIT, Pace
 from .store import File, TransferError
 from .wire import Wire, connect
@@ -169,6 +170,29 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 _OPENER = urllib.request.build_opener(_Redirects)
 
 
+class Text:
+    """What the control machine itself wrote: the index of a node that holds a part."""
+
+    def __init__(self, text: str) -> None:
+        self._data = text.encode()
+
+    def is_in(self, path: Path) -> bool:
+        """Whether the file holds just that."""
+        return path.stat().st_size == len(self._data) and path.read_bytes() == self._data
+
+    def digests(self, file: File) -> list[bytes]:
+        """Its chunks' hashes."""
+        spans = (span(file.size, index) for index in range(len(file.digests)))
+        return [digest(file.algorithm, self._data[begin:end]) for begin, end in spans]
+
+    def fetch(self, file: File) -> None:
+        """Put all of it."""
+        for index, found in enumerate(self.digests(file)):
+            begin, end = span(file.size, index)
+            file.put(index, 0, memoryview(self._data[begin:end]))
+            file.accept(index, found, found)
+
+
 class Hub:
     """A file's address on the hub. headers: such as the token. sha256: of the whole file, if known."""
 
@@ -231,7 +255,7 @@ class Hub:
 
     def check(self, file: File) -> bool:
         """Whether the whole file is what the hub says it is: by sha256, or by git's hash for small files."""
-        path = file.path if file.complete or not file.part.exists() else file.part
+        path = file.path if file.complete or not file.part_path.exists() else file.part_path
         if self._sha256 is None and self._blob is None:
             return path.stat().st_size == file.size
         hasher = hashlib.sha256() if self._sha256 else hashlib.sha1(f"blob {file.size}\0".encode())  # noqa: S324

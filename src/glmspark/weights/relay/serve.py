@@ -77,7 +77,7 @@ class Server:
                 asked = wire.receive_json()
                 wire.patience(TIMEOUT * 2)
                 file = self._files.get(str(asked.get("file")))
-                if file is None:
+                if file is None or not file.asked():
                     _fail(wire, "this node has no such file")
                 elif asked.get("what") == "digests":
                     self._digests(wire, file)

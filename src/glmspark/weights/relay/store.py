@@ -10,10 +10,17 @@ import contextlib
 import os
 import struct
 import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from .digest import CHUNK, SIZE, chunks, digest, root, span
+from .parts import Part, Record
 
+_FLUSH = 64 << 20
+"""Bytes after which what came is sent to the disk: else all of it waits for the end, in memory that the
+engine wants."""
+_FLUSHING = ThreadPoolExecutor(2, "flush")
 _RECORD = struct.Struct(f"<I{SIZE}s")
 
 
@@ -36,8 +43,11 @@ class File:
         self.size = size
         self.algorithm = algorithm
         self.path = directory / name
-        self.part = directory / f".{name}.part"
+        self.part_path = directory / f".{name}.part"
         self.journal = directory / f".{name}.journal"
+        self.other = directory / f".{name}.other"
+        self.part: Part | None = None
+        self.record: Record | None = None
         self.expected = expected
         self.digests: list[bytes | None] = [None] * chunks(size)
         self.complete = False
@@ -47,7 +57,19 @@ class File:
         self._counted = 0
         self._handle: int | None = None
         self._log: int | None = None
+        self._wanted: set[int] | None = None
+        self._unflushed = 0
+        self._flushed: Future[None] | None = None
+        self._on_asked: Callable[[], None] | None = None
         self._changed = threading.Condition()
+
+    def keep_part(self, part: Part, on_asked: Callable[[], None] | None) -> None:
+        """Keep a part of it only. on_asked: where all of it is passed on to others: what is done when one
+        asks for it; None where it is not."""
+        self.part = part
+        self._on_asked = on_asked
+        if on_asked is None:
+            self._wanted = part.wanted()
 
     # -- what is there already -----------------------------------------------------------------------------
 
@@ -71,9 +93,10 @@ class File:
 
     def adopt(self, digests: list[bytes]) -> None:
         """The file at its place is whole; whoever calls has verified it. What a kill left beside it goes."""
-        for left in (self.part, self.journal):
+        for left in (self.part_path, self.journal, self.other):
             left.unlink(missing_ok=True)
         with self._changed:
+            self.part, self._wanted = None, None
             self.digests = list(digests)
             self._handle = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
             self.complete = self.proven = True
@@ -92,7 +115,7 @@ class File:
 
     def begin(self) -> None:
         """Open the part file and take up what its journal says, hashed again."""
-        self._handle = os.open(self.part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._handle = os.open(self.part_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self._log = os.open(self.journal, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_APPEND, 0o644)
         noted = os.pread(self._log, len(self.digests) * _RECORD.size * 2, 0)
         usable = len(noted) - len(noted) % _RECORD.size
@@ -115,7 +138,7 @@ class File:
                 f"{self.path} is a link to a file that is damaged",
                 advice=f"remove {self.path.resolve()} and {self.path}, then fetch again",
             )
-        self.path.rename(self.part)
+        self.path.rename(self.part_path)
         with self.journal.open("wb") as file:
             for index, (mine, theirs) in enumerate(zip(digests, wanted, strict=True)):
                 if mine == theirs:
@@ -124,13 +147,32 @@ class File:
     # -- as it comes ---------------------------------------------------------------------------------------
 
     def missing(self) -> list[int]:
-        """Chunks not verified yet."""
-        return [index for index, one in enumerate(self.digests) if one is None]
+        """Chunks that are wanted and not verified yet."""
+        wanted = range(len(self.digests)) if self._wanted is None else sorted(self._wanted)
+        return [index for index in wanted if self.digests[index] is None]
+
+    @property
+    def needed(self) -> int:
+        """Bytes that are wanted of it: whole chunks."""
+        if self._wanted is None:
+            return self.size
+        return sum(end - begin for begin, end in (span(self.size, index) for index in self._wanted))
 
     @property
     def verified(self) -> int:
         """Bytes verified."""
-        return self.size if self.complete else self._counted
+        return self.needed if self.complete or self.settled else self._counted
+
+    @property
+    def settled(self) -> bool:
+        """Whether the part of it that is kept is at its place."""
+        return self.record is not None
+
+    @property
+    def handle(self) -> int:
+        """The open file that it is read from."""
+        assert self._handle is not None  # noqa: S101 - begun
+        return self._handle
 
     def put(self, index: int, at: int, data: memoryview) -> None:
         """Some bytes of a chunk, from `at` within it: kept, but not counted before `accept`.
@@ -148,15 +190,37 @@ class File:
         """A whole chunk has been put, with the hash `found`; whether that is what was `said` and expected."""
         if found != said or (self.expected is not None and found != self.expected[index]):
             return False
+        begin, end = span(self.size, index)
+        self._note(index, found)
+        self.received += end - begin
+        return True
+
+    def reuse(self, index: int, data: bytes) -> None:
+        """A whole chunk that was here already, in another file; wrong data is left alone."""
+        found = digest(self.algorithm, data)
+        if self.expected is None or found == self.expected[index]:
+            self.put(index, 0, memoryview(data))
+            self._note(index, found)
+
+    def _note(self, index: int, found: bytes) -> None:
         assert self._log is not None  # noqa: S101 - begun
         os.write(self._log, _RECORD.pack(index, found))
         begin, end = span(self.size, index)
         with self._changed:
             self.digests[index] = found
-            self.received += end - begin
             self._counted += end - begin
             self._changed.notify_all()
-        return True
+        self._unflushed += end - begin
+        if self._unflushed >= _FLUSH and (self._flushed is None or self._flushed.done()):
+            self._flush()
+            self._unflushed = 0
+            self._flushed = _FLUSHING.submit(os.fdatasync, self.handle)
+
+    def _flush(self) -> None:
+        """Wait for what is on its way to the disk. Raises OSError, as of a full one."""
+        if self._flushed is not None:
+            self._flushed.result()
+            self._flushed = None
 
     def prove(self) -> None:
         """All chunks are there, and whoever gave them says that the whole is right: pass that on."""
@@ -166,17 +230,57 @@ class File:
 
     def finish(self) -> None:
         """All chunks are there: sync, rename, forget the journal."""
-        assert self._handle is not None  # noqa: S101 - begun
-        os.fsync(self._handle)
-        self.part.rename(self.path)
+        self._flush()
+        os.fsync(self.handle)
+        self.part_path.rename(self.path)
         self._sync_directory()
         self.journal.unlink(missing_ok=True)
+        self.other.unlink(missing_ok=True)
         if self._log is not None:
             os.close(self._log)
             self._log = None
         with self._changed:
             self.complete = True
             self._changed.notify_all()
+
+    def settle(self, aside: Path | None, record: Record) -> None:
+        """The part that is kept lies in `aside`, or at its place already (None). What it was cut out of goes,
+        unless that is passed on."""
+        if aside is not None and self.part is not None and self.part.spans:
+            if self.path.is_symlink():
+                self.path.unlink()
+            aside.rename(self.path)
+            self._sync_directory()
+        self.other.unlink(missing_ok=True)
+        with self._changed:
+            self.record = record if self.part is not None and self.part.spans else None
+            self._changed.notify_all()
+        if self._on_asked is None:
+            self._forget()
+            self.complete = True
+
+    def drop(self) -> None:
+        """Let go of what was only passed on."""
+        if self._on_asked is None or self.part is None:
+            return
+        with self._changed:
+            self.proven = False
+            self.digests = [None] * len(self.digests)
+            self._counted = 0
+        self._forget()
+
+    def _forget(self) -> None:
+        self.close()
+        for left in (self.part_path, self.journal):
+            left.unlink(missing_ok=True)
+
+    def asked(self) -> bool:
+        """Somebody wants it: whether it can be given, sooner or later."""
+        if self._on_asked is not None and self.part is not None:
+            if not self.proven:
+                self._on_asked()
+            return True
+        return self.part is None
 
     def _sync_directory(self) -> None:
         handle = os.open(self.path.parent, os.O_RDONLY)
@@ -193,6 +297,8 @@ class File:
 
     def close(self) -> None:
         """Let go of the files."""
+        with contextlib.suppress(OSError):
+            self._flush()
         for handle in (self._handle, self._log):
             if handle is not None:
                 with contextlib.suppress(OSError):

@@ -15,6 +15,11 @@ import glmspark
 from glmspark.engine.lockstep import facts
 from glmspark.engine.lockstep.cores import own_cores
 from glmspark.engine.lockstep.meeting import differences
+from glmspark.engine.patches.pruned_experts import has_mtp, kept_on_disk
+from glmspark.engine.shards import part_of
+from glmspark.models.files import LocalFiles
+from glmspark.models.inspection import inspect
+from glmspark.weights.parts import Layout, node_parts
 
 TINY = Path(glmspark.__file__).parent / "recipes" / "checkpoints" / "glm-tiny"
 
@@ -144,3 +149,26 @@ def test_our_own_code_is_among_the_facts(tmp_path: Path) -> None:
 )
 def test_ranks_of_a_machine_share_its_cores(environ: dict[str, str], local_rank: int, expected: str) -> None:
     assert own_cores(environ, local_rank, [0, 1, 2, 3]) == expected
+
+
+def test_parts_of_one_checkpoint_are_the_same_and_as_good_as_all_of_it(tmp_path: Path) -> None:
+    """Each rank's node may hold what that rank needs; the index says of what that is a part."""
+    found = inspect(LocalFiles(TINY))
+    wanted = node_parts(found, Layout(("n1", "n2"), 2, 1, ep=True), "path:/model")
+    told = []
+    for node, one in wanted.items():
+        place = tmp_path / node
+        place.mkdir()
+        for name in ("config.json", "generation_config.json"):
+            shutil.copy(TINY / name, place)
+        (place / "model.safetensors.index.json").write_text(one.index)
+        (place / "model.safetensors").write_bytes(b"this node's tensors")
+        told.append(facts.checkpoint(place))
+        assert getattr(part_of(place), "experts", False)
+        assert kept_on_disk(str(place), found.architecture.experts) is None
+    assert told[0] == told[1] == facts.checkpoint(TINY)
+    part = part_of(tmp_path / "n1")
+    assert part is not None
+    assert not has_mtp(str(tmp_path / "n1"), 4)  # this layout drafts with nothing
+    assert part_of(TINY) is None
+    assert has_mtp(str(TINY), 4)

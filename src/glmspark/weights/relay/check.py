@@ -1,0 +1,65 @@
+"""Files hashed again where they lie, against the hashes kept beside them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from pathlib import Path
+
+from .digest import ALGORITHMS, CHUNK, SIZE, chunks, digest
+from .manifest import MANIFEST
+from .say import BEAT, say
+
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,250}", re.ASCII)
+"""A plain file name, which leads nowhere else."""
+
+
+def verify(directory: Path) -> bool:
+    """Hash every file that the manifest knows, and say of each whether it is what it was; True if all are."""
+    try:
+        found = json.loads((directory / MANIFEST).read_bytes())
+        algorithm = found["algorithm"]
+        files = {
+            name: (entry["size"], bytes.fromhex(entry["digests"])) for name, entry in found["files"].items()
+        }
+        if not all(NAME.fullmatch(name) and len(raw) == chunks(n) * SIZE for name, (n, raw) in files.items()):
+            raise ValueError("damaged")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        say("failed", error=f"{directory} has no whole {MANIFEST}: not fetched by glmspark?", step="verify",
+            next="`glmspark fetch` takes what lies there, and verifies it")  # fmt: skip
+        return False
+    if algorithm not in ALGORITHMS:
+        say("failed", error=f"this Python has no {algorithm}", step="verify", next="install blake3 there")
+        return False
+    good = True
+    total = sum(size for size, _ in files.values())
+    done = 0
+    told = time.monotonic()
+    buffer = bytearray(CHUNK)
+    for name, (size, raw) in sorted(files.items()):
+        wrong: list[int] = []
+        problem = None
+        try:
+            with (directory / name).open("rb") as file:
+                if os.fstat(file.fileno()).st_size != size:
+                    problem = f"has {os.fstat(file.fileno()).st_size} bytes, not {size}"
+                for index in range(len(raw) // 32 if problem is None else 0):
+                    count = file.readinto(buffer)
+                    if digest(algorithm, memoryview(buffer)[:count]) != raw[index * 32 : index * 32 + 32]:
+                        wrong.append(index)
+                    done += count
+                    if time.monotonic() - told > BEAT:
+                        told = time.monotonic()
+                        say("progress", verified=done, total=total)
+        except OSError as error:
+            problem = error.strerror or str(error)
+        if wrong:
+            problem = (
+                f"{len(wrong)} of {len(raw) // 32} chunks are damaged, the first at byte {wrong[0] * CHUNK}"
+            )
+        good = good and problem is None
+        say("file", name=name, ok=problem is None, problem=problem)
+    say("done", verified=done, total=total, files=len(files))
+    return good
