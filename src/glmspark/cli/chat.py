@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +13,8 @@ from glmspark.cli.console import AsJson, complete_deployment, print_json, wants_
 from glmspark.cli.patience import Patience
 
 if TYPE_CHECKING:
-    from glmspark.launch.record import Deployment, Endpoint
+    from glmspark.errors import GlmsparkError
+    from glmspark.launch.record import Deployment, Endpoint, Home
 
 _DIM, _RESET, _BOLD = "\x1b[2m", "\x1b[0m", "\x1b[1m"
 
@@ -59,7 +61,7 @@ def chat(
     deployment = place.read()
     assert deployment is not None  # noqa: S101 - pick() has read it
     with _reached(deployment) as endpoint:
-        talk = Talk(endpoint, place.read_key(), system, thinking, temperature, max_tokens)
+        talk = Talk(endpoint, place.read_key(), system, thinking, temperature, max_tokens, _why(place))
         if question is not None:
             answer = talk.ask(question, show=not as_json)
             if as_json:
@@ -86,6 +88,22 @@ def _reached(deployment: Deployment) -> AbstractContextManager[Endpoint]:
     return reached(deployment)
 
 
+def _why(place: Home) -> Callable[[], GlmsparkError | None]:
+    """How to find out why a deployment that should serve does not answer."""
+
+    def ask() -> GlmsparkError | None:
+        from glmspark.launch.cluster_ops import place_of
+        from glmspark.launch.cluster_status import error_of, recorded, why_silent
+
+        deployment = place.read()
+        if deployment is None:
+            return None
+        nodes = place_of(place, deployment)
+        return error_of(recorded(deployment, str(place.path))) if nodes is None else why_silent(nodes)
+
+    return ask
+
+
 class Talk:
     """A conversation and its history."""
 
@@ -97,8 +115,11 @@ class Talk:
         thinking: bool,
         temperature: float,
         most: int,
+        why: Callable[[], GlmsparkError | None] = lambda: None,
     ) -> None:
         import openai
+
+        self._why = why
 
         self._model = endpoint.model
         self._url = endpoint.url
@@ -162,7 +183,7 @@ class Talk:
             if writer is not None and (text or reasoning):
                 writer.end()
             what = "the answer broke off" if text or reasoning else "no answer"
-            raise GlmsparkError(
+            raise self._why() or GlmsparkError(
                 f"{what}: {error}", step=f"ask {self._url}", next="`glmspark status` says whether it runs"
             ) from error
         if writer is not None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from glmspark.errors import GlmsparkError
 from glmspark.launch.cluster_ops import Place, States, record_of, states_by_name
 from glmspark.launch.cluster_prove import forwarded
 from glmspark.launch.record import Deployment, State
@@ -46,6 +47,31 @@ async def _load(fleet: Fleet, deployment: Deployment, sample: float) -> Load | N
         async with forwarded(head, deployment.endpoint) as endpoint:
             return await asyncio.to_thread(load_of, endpoint.url, sample)
     return None
+
+
+def why_silent(place: Place) -> GlmsparkError | None:
+    """Why a deployment on nodes does not answer, for code that waits; None where its nodes say it serves."""
+    try:
+        found = asyncio.run(look_at(place, sample=0.0))
+    except GlmsparkError as error:
+        return error
+    status = next((one for one in found if one.name == place.name), None)
+    return None if status is None else error_of(status)
+
+
+def error_of(status: Status) -> GlmsparkError | None:
+    """The error that a status amounts to for who asks the endpoint; None where it serves."""
+    if status.state in (State.READY, State.UNPROVEN):
+        return None
+    reason = status.reason or {}
+    again = f"`glmspark status {status.name}` says more, `glmspark restart {status.name}` starts it again"
+    return GlmsparkError(
+        f"{status.name} does not serve, it is {status.state}" + (f": {reason['what']}" if reason else ""),
+        host=reason.get("node"),
+        step=f"ask {status.endpoint}",
+        seen=reason.get("seen"),
+        next=reason.get("next") or again,
+    )
 
 
 def recorded(deployment: Deployment, directory: str) -> Status:
