@@ -1,0 +1,127 @@
+"""The attention kernels on the CPU, by Triton's interpreter, against float64. Prints one JSON object a line.
+
+    python tests/engine/interpret_attention.py
+
+Queries are float32 here: the interpreter knows no product of bfloat16. What the kernels allocate is filled
+with NaN first, so that whatever they leave unwritten shows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+
+os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are imported
+
+import torch
+
+from glmspark.engine.attention import decode, reference, shares
+from glmspark.engine.attention.layout import LATENT, Cache, Format, cache_of, pack
+from glmspark.engine.attention.shapes import Shape
+
+SCALE = 0.06
+PAGE = 16
+
+
+def cache(kind: Format, rope: int, pages: int) -> Cache:
+    """A cache of random tokens whose pages lie apart, as where layers share one block."""
+    values = torch.randn(pages, PAGE, LATENT + rope)
+    scale = torch.tensor([0.02])
+    if kind is Format.PACKED:
+        stored = pack(values)
+    elif kind is Format.FP8:
+        stored = (values / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
+    else:
+        stored = values.to(torch.bfloat16)
+    wide = stored.new_zeros(pages, 2, *stored.shape[1:])
+    wide[:, 1] = stored
+    return cache_of(wide[:, 1], kind, rope, scale)
+
+
+def say(case: str, found: decode.Result, right: decode.Result) -> None:
+    """How far a result is from the right one; NaN compares as infinitely far."""
+    out, lse = (tensor.double() for tensor in found)
+    empty = right[1] == float("-inf")
+    off = (out - right[0]).norm() / right[0].norm().clamp_min(1e-30)
+    lse_off = (lse - right[1])[~empty].abs().max() if (~empty).any() else torch.tensor(0.0)
+    row = {
+        "case": case,
+        "off": float(off.nan_to_num(float("inf"))),
+        "lse_off": float(lse_off.nan_to_num(float("inf"))),
+        "empty_right": bool((lse[empty] == float("-inf")).all() and (out[empty] == 0).all()),
+        "empty": int(empty.sum()),
+    }
+    print(json.dumps(row), flush=True)
+
+
+def sparse(kind: Format, rope: int, heads: int, splits: int) -> None:
+    """Rows with gaps, with few and with no slots."""
+    held, width = cache(kind, rope, 8), 48
+    slots = torch.randint(0, 8 * PAGE, (4, width), dtype=torch.int32)
+    slots[0, 20:] = -1
+    slots[1, ::3] = -1
+    slots[2] = -1
+    counts = torch.tensor([width, width, width, 5], dtype=torch.int32)
+    query = torch.randn(4, heads, LATENT + rope) * 0.3
+    looked_at = torch.where(torch.arange(width) < counts[:, None], slots, -1)
+    found = decode.sparse(query, held, slots, counts, SCALE, splits=splits)
+    say(
+        f"sparse {kind.name} rope {rope} heads {heads} splits {splits}",
+        found,
+        reference.sparse(query, held, looked_at, SCALE),
+    )
+
+
+def dense(kind: Format, rope: int, heads: int, splits: int, world: int, interleave: int = 1) -> None:
+    """Three requests of 3, 1 and 0 tokens' rows, shared out over `world` ranks and merged."""
+    starts = torch.tensor([0, 3, 4, 4], dtype=torch.int32)
+    lengths = torch.tensor([41, 2, 7])
+    query = torch.randn(5, heads, LATENT + rope) * 0.3  # the last row is no request's
+    whole = cache(kind, rope, 12)
+    table = torch.randperm(12).view(3, 4).to(torch.int32)
+    bounds = shares.row_lengths(starts, lengths, 5)
+    right = reference.dense(query, whole, table, starts, bounds, SCALE)
+    parts = []
+    for rank in range(world):
+        mine = shares.row_lengths(starts, lengths, 5, world, rank, interleave)
+        held = whole if world == 1 else of_rank(whole, table, world, rank, interleave)
+        requests = decode.Requests(table, starts, mine, most_rows=3, longest=64)
+        shape = Shape(32, 16, 4, 2)
+        parts.append(decode.dense(query, held, requests, SCALE, splits=splits, shape=shape))
+    found = parts[0]
+    if world > 1:
+        outs, lses = (torch.stack([part[n] for part in parts]) for n in (0, 1))
+        found = decode.merge_parts(outs, lses, torch.float32)
+    say(f"dense {kind.name} rope {rope} heads {heads} splits {splits} of {world} ranks", found, right)
+
+
+def of_rank(whole: Cache, table: torch.Tensor, world: int, rank: int, interleave: int) -> Cache:
+    """What one rank keeps of a cache: its tokens in order, in the same pages; the rest is poison."""
+    mine = whole.latent.new_zeros(whole.latent.shape).fill_(float("nan"))
+    for pages in table.long():
+        places = torch.arange(len(pages) * PAGE)
+        chosen = places[places // interleave % world == rank]
+        kept = torch.arange(len(chosen))
+        mine[pages[kept // PAGE], kept % PAGE] = whole.latent[pages[chosen // PAGE], chosen % PAGE]
+    return cache_of(mine, whole.format, whole.rope_width)
+
+
+def main() -> None:
+    """Every case."""
+    torch.manual_seed(0)
+    torch.use_deterministic_algorithms(True)  # which fills what is allocated with NaN
+    for kind, rope, heads, splits in [
+        (Format.PLAIN, 64, 8, 1), (Format.PLAIN, 0, 8, 3), (Format.FP8, 64, 16, 2), (Format.PACKED, 64, 8, 1),
+        (Format.PACKED, 64, 20, 2), (Format.PACKED, 0, 8, 2),
+    ]:  # fmt: skip
+        sparse(kind, rope, heads, splits)
+    for kind, rope, heads, splits, world, interleave in [
+        (Format.PLAIN, 64, 8, 1, 1, 1), (Format.FP8, 64, 16, 3, 1, 1), (Format.PACKED, 64, 16, 2, 1, 1),
+        (Format.PLAIN, 64, 8, 2, 2, 1), (Format.PLAIN, 0, 8, 1, 4, 1), (Format.PLAIN, 64, 8, 2, 2, 4),
+        (Format.PLAIN, 64, 8, 1, 8, 1),
+    ]:  # fmt: skip
+        dense(kind, rope, heads, splits, world, interleave)
+
+
+if __name__ == "__main__":
+    main()
