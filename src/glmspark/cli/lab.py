@@ -13,6 +13,8 @@ from glmspark.cli.console import AsJson, print_json
 
 if TYPE_CHECKING:
     from glmspark.lab.look import LabState
+    from glmspark.lab.record import LabHome
+    from glmspark.launch.record import Home
 
 app = typer.Typer(
     name="lab",
@@ -265,18 +267,39 @@ def image(as_json: AsJson = False) -> None:
 def down(as_json: AsJson = False) -> None:
     """Take the lab down: nodes, networks, files. Only cached images are kept.
 
-    It also clears what a killed `lab up` has left. Where there is no lab it says so and leaves with 0.
+    Deployments that run in it end with it, and are named. It also clears what a killed `lab up` has left.
+    Where there is no lab it says so and leaves with 0.
 
     Example: [bold]glmspark lab down[/bold]
     """
     from glmspark.lab import down as end
     from glmspark.lab import lab_home
+    from glmspark.launch.cluster_ops import close_records
 
     begin = time.monotonic()
-    cleared = end(lab_home(), _reporter(begin))
+    home, report = lab_home(), _reporter(begin)
+    running = _deployments(home)
+    for one in running:
+        report(f"{one.name} runs in it and ends with it")
+    cleared = end(home, report)
+    close_records(running)
     if as_json:
-        print_json(cleared.to_json())
+        print_json(cleared.to_json() | {"deployments": [one.name for one in running]})
     elif cleared.nothing:
         print("there is no lab")
     else:
         print(f"the lab is down, {cleared.processes} processes ended, in {time.monotonic() - begin:.1f} s")
+
+
+def _deployments(home: LabHome) -> list[Home]:
+    """What runs in the lab, as far as this machine's records say."""
+    from glmspark.config.cluster import load_cluster
+    from glmspark.errors import GlmsparkError
+    from glmspark.launch.cluster_ops import running_on
+
+    if not home.cluster_file.is_file():
+        return []
+    try:
+        return running_on(load_cluster(home.cluster_file))
+    except GlmsparkError:  # whatever is wrong with a file or record, the lab can be taken down
+        return []

@@ -181,6 +181,24 @@ def _close(where: Home) -> None:
             where.write(deployment)
 
 
+def running_on(cluster: Cluster) -> list[Home]:
+    """Deployments of which this machine's records say that they run on exactly these nodes."""
+    found = []
+    for where in homes():
+        with contextlib.suppress(GlmsparkError):
+            deployment = where.read()
+            place = place_of(where, deployment)
+            if place is not None and deployment is not None and not deployment.state.over:
+                found += [where] if place.cluster == cluster else []
+    return found
+
+
+def close_records(gone: Sequence[Home]) -> None:
+    """Say in this machine's records that these deployments are over: their nodes are no more."""
+    for where in gone:
+        _close(where)
+
+
 def failure_of(name: str, stopped: Mapping[str, Stopped]) -> GlmsparkError | None:
     """The error for nodes on which something may still run, None where all is stopped."""
     wrong = {node: one.error for node, one in stopped.items() if one.error is not None}

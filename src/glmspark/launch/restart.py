@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from dataclasses import dataclass
 
 from glmspark.config.recipe import Recipe
 from glmspark.errors import GlmsparkError, UsageError
@@ -54,26 +55,49 @@ def restart_on_nodes(place: Place, observer: Observer, *, key: str | None = None
     """Stop a deployment on nodes, if it runs, start its ranks as the nodes have kept them, and prove it.
 
     Raises UsageError where a node has nothing kept or the key is not known, StartError where it does not come
-    up again, CancelledError on an interrupt; nothing runs then.
+    up again (nothing runs then), CancelledError on an interrupt, with how far it was.
     """
     lock = locks.take(place.home.lock_file, wait=_PATIENCE) if place.home is not None else None
     if place.home is not None and lock is None:
         raise GlmsparkError(f"another glmspark works on {place.home.name}", next="try again in a moment")
+    going = _Going(place.name or "it")
     try:
-        return asyncio.run(_restart(place, observer, key))
+        return asyncio.run(_restart(place, observer, key, going))
     except KeyboardInterrupt:
-        raise CancelledError(
-            "interrupted: it was stopped while it started", next="`glmspark up` starts it again"
-        ) from None
+        raise going.interrupted() from None
     finally:
         if lock is not None:
             lock.release()
 
 
-async def _restart(place: Place, observer: Observer, key: str | None) -> Deployment:
+@dataclass
+class _Going:
+    """How far a restart is. deployment: from when its ranks are started again."""
+
+    name: str
+    stopping: bool = False
+    deployment: Deployment | None = None
+
+    def interrupted(self) -> CancelledError:
+        """The error for an interrupt now."""
+        again = f"`glmspark restart {self.name}` starts it again"
+        if self.deployment is not None:
+            left = self.deployment.reason
+            if left is not None:
+                return CancelledError(f"{self.name}: {left.what}", seen=left.seen, next=left.next)
+            return CancelledError(f"interrupted: {self.name} was stopped while it started again", next=again)
+        if self.stopping:
+            return CancelledError(
+                f"interrupted while {self.name} was being stopped: ranks that still run end with the others",
+                next=f"`glmspark status {self.name}` shows them, {again}",
+            )
+        return CancelledError(f"interrupted before anything was done: {self.name} is as it was", next=again)
+
+
+async def _restart(place: Place, observer: Observer, key: str | None, going: _Going) -> Deployment:
     observer.note(f"asking {', '.join(place.nodes)}")
     async with place.reached() as fleet:
-        name = await the_one(place, fleet)
+        name = going.name = await the_one(place, fleet)
         states = (await states_by_name(place.named(name), fleet)).get(name, {})
         deployment = record_of(place, states)
     if deployment is None or not states:
@@ -94,9 +118,11 @@ async def _restart(place: Place, observer: Observer, key: str | None) -> Deploym
             raise error
         agents = Agents(fleet, name)
         observer.note(f"stopping {name}")
+        going.stopping = True
         if (failure := failure_of(name, await agents.stop(keep=True))) is not None:
             raise failure
         _begin_anew(deployment)
+        going.deployment = deployment
         if place.home is not None:
             place.home.prepare()
             if key is not None:
