@@ -1,4 +1,4 @@
-"""A node's daemons: sshd and the Docker Engine."""
+"""A node's daemons: sshd, the Docker Engine and the guard."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from glmspark.lab import commands
+from glmspark.lab import commands, guards
 from glmspark.lab.node_files import NodeFiles
 from glmspark.lab.run import LabError, Runner
 from glmspark.lab.wiring import Wiring
 
 SSH_PORT = 22
-_SSHD, _DOCKER = 15.0, 60.0
+_SSHD, _DOCKER, _GUARD = 15.0, 60.0, 30.0
 """Seconds until a daemon must answer; on an idle machine it takes less than one."""
 
 
@@ -39,13 +39,14 @@ def ssh_banner(address: str, *, timeout: float = 1.0) -> str | None:
 
 
 def start_services(runner: Runner, wiring: Wiring, files: NodeFiles, init: int) -> None:
-    """Start sshd and Docker of a node and wait until both answer. LabError, with the daemon's last words."""
+    """Start a node's daemons and wait until all answer. LabError, with the daemon's last words."""
     node = files.name
     docker_log = files.log / "dockerd.log"
     argv = commands.enter(init, commands.start_docker(node, files.home.cgroup))
     # `setsid --fork` returns at once; the Engine itself keeps the log open.
     runner.start(argv, log=docker_log, step=f"start Docker on {node}").wait()
     runner.run(commands.enter(init, commands.start_sshd()), step=f"start sshd on {node}")
+    guards.start(runner, files, init)
     address = str(wiring.reached_at(node))
     _await(
         lambda: ssh_banner(address),
@@ -55,6 +56,7 @@ def start_services(runner: Runner, wiring: Wiring, files: NodeFiles, init: int) 
         files.own / "var/log/sshd.log",
     )
     _await(lambda: docker_version(runner, init), _DOCKER, node, "Docker does not answer", docker_log)
+    _await(lambda: guards.said(files), _GUARD, node, "the guard says nothing", files.log / "guard.log")
 
 
 def _await(ask: Callable[[], str | None], seconds: float, node: str, message: str, log: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from glmspark.config.files import make_dir, write_atomic
 from glmspark.errors import StateError
-from glmspark.lab import commands, holders, mounts, needs, node_files, texts
+from glmspark.lab import commands, guards, holders, mounts, needs, node_files, texts
 from glmspark.lab.cluster import lab_cluster
 from glmspark.lab.down import clear, clear_after_failure
 from glmspark.lab.locking import locked
@@ -96,6 +97,9 @@ def _make(home: LabHome, spec: LabSpec, report: Report) -> LabRecord:
         wiring.nodes,
         lambda name: node_files.make(files[name], Runner(home, name), uid=uid, addresses=addresses),
     )
+    secret = secrets.token_hex(32).encode() + b"\n"
+    for name in wiring.nodes:
+        guards.make(files[name], wiring, uid=uid, secret=secret)
     for node in record.nodes:
         node.holder, node.init = holders.start_node(
             Runner(home, node.name), files[node.name].log / "holder.log"
@@ -107,7 +111,7 @@ def _make(home: LabHome, spec: LabSpec, report: Report) -> LabRecord:
     _lay_cables(runner, spec, wiring, switch, pids)
     _each(wiring.nodes, lambda name: _set_up_node(Runner(home, name), spec, wiring, files[name], pids[name]))
 
-    report("starting sshd and Docker on every node")
+    report("starting sshd and Docker, and the guard, on every node")
     _write_ssh_files(home, wiring, files)
     _each(wiring.nodes, lambda name: start_services(Runner(home, name), wiring, files[name], pids[name]))
     write_atomic(home.cluster_file, lab_cluster(home, wiring), mode=0o600)
