@@ -80,7 +80,8 @@ _NUMBERS = (
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a JSON lines file. Raises ValueError, naming the line, for what is no row of measurements."""
+    """The rows of a JSON lines file. Raises ValueError, naming the line, for what is no row of
+    measurements."""
     rows = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         if not line.strip():

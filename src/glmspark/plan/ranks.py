@@ -26,6 +26,7 @@ from glmspark.plan.split import Place
 from glmspark.plan.weights import largest_layer, rank_weights
 
 __all__ = [
+    "COMFORT_BYTES",
     "block_tokens",
     "cache_of",
     "capture_sizes",
@@ -36,6 +37,7 @@ __all__ = [
     "limits",
     "make_rank",
     "rank_memory",
+    "reserve_of",
     "share_cores",
     "uses_dsa",
 ]
@@ -52,11 +54,21 @@ forked from. Measured 700 to 800 MiB (the most while the machine was busy) with 
 (smaps_rollup) and peaks over it (VmHWM)."""
 HEAD_BYTES = 300 * MIB
 """Rank 0 also runs the API and the engine core: 210 to 285 MiB more, measured likewise."""
-GPU_RANK_BYTES = 5734 * MIB
-"""A GPU rank's processes, CUDA contexts and buffers: 5.6 GiB on a GB10, as others report (not measured here):
+GPU_RANK_BYTES = 4506 * MIB
+"""A GPU rank's processes, CUDA contexts and buffers: 5.6 GiB on a GB10 with NCCL's and the graphs, which are
+counted apart, as others report (not measured here):
 https://github.com/MiaAI-Lab/GLM-5.3-Flash-EXL3-2x-DGX-Sparks/issues/118."""
 RESERVE_BYTES = 512 * MIB
-"""Left to the rest of the machine."""
+"""Left to the rest of a machine without a GPU."""
+GPU_RESERVE_BYTES = 1024 * MIB
+"""Left free on a node whose GPU shares its memory. People run with half of that (0xdfi) and advise several
+times as much (knapcio): with less than COMFORT_BYTES the plan says that it is tight."""
+COMFORT_BYTES = 3072 * MIB
+
+
+def reserve_of(platform: str) -> int:
+    """Bytes that a rank leaves free on its node."""
+    return RESERVE_BYTES if platform == "cpu" else GPU_RESERVE_BYTES
 
 
 def element_bytes(recipe: Recipe) -> int:
@@ -208,7 +220,7 @@ def rank_memory(
         reordered = largest_layer(outline, tp=tp, element=element)
         load = weights + drafter + GPU_RANK_BYTES + loader_bytes(recipe) + reordered
     needed = max(memory.total, load, recipe.needs.memory_per_rank or 0)
-    changes = {"needed": needed, "load": load, "reserve": RESERVE_BYTES, "by_class": classes}
+    changes = {"needed": needed, "load": load, "reserve": reserve_of(platform), "by_class": classes}
     return memory.model_copy(update=changes)
 
 
@@ -235,7 +247,8 @@ def share_cores(cpus: tuple[int, ...], rank: int, world: int) -> tuple[int, ...]
 def check_memory(recipe: Recipe, ranks: Sequence[Rank], available: int) -> None:
     """Raises PlanError unless the ranks, all of one machine, fit into its available memory (bytes)."""
     needed = sum(rank.memory.needed for rank in ranks)
-    usable = max(available - RESERVE_BYTES, 0)
+    reserve = max(rank.memory.reserve for rank in ranks)
+    usable = max(available - reserve, 0)
     if needed <= usable:
         return
     short = needed - usable
@@ -251,7 +264,7 @@ def check_memory(recipe: Recipe, ranks: Sequence[Rank], available: int) -> None:
         host=", ".join(dict.fromkeys(rank.host for rank in ranks)),
         step="plan the memory",
         seen="\n".join(_memory_lines(ranks))
-        + f"\navailable: {format_size(available)}, {format_size(RESERVE_BYTES)} of it stay free",
+        + f"\navailable: {format_size(available)}, {format_size(reserve)} of it stay free",
         next=advice,
     )
 

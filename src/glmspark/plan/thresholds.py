@@ -6,9 +6,10 @@ from glmspark.plan.plan import Memory
 
 __all__ = ["thresholds"]
 
-_LOW_SHARE = 2 / 121
-"""Of a Spark's 121 GiB 2 GiB free. Published floors are 4.5 to 6 GiB of MemAvailable (knapcio), which counts
-page cache; a node was seen to live with 0.5 GiB free (0xdfi)."""
+_LOW_SHARE = 3 / 121
+"""Of a Spark's 121 GiB 3 GiB free, which the plan leaves. Published floors are 4.5 to 6 GiB of MemAvailable
+(knapcio), which counts page cache; nodes were seen to wedge with less, and one to live with 0.5 GiB
+(0xdfi)."""
 _LOW_LEAST = 256 * 2**20
 
 
@@ -20,6 +21,8 @@ def thresholds(memory: Memory, total: int) -> dict[str, int]:
     below it the deployment has to go, before sshd does.
     """
     low = max(int(total * _LOW_SHARE), min(_LOW_LEAST, total // 20))
+    # Where the plan leaves less, below a third of it nothing could ever be admitted.
+    low = max(min(low, total - total // 48 - memory.needed), low // 3)
     weights = memory.weights + memory.drafter
     return {
         "weights_bytes": weights,
@@ -29,5 +32,5 @@ def thresholds(memory: Memory, total: int) -> dict[str, int]:
         "needed_bytes": memory.needed,
         "reserve_bytes": memory.reserve,
         "free_low_bytes": low,
-        "free_critical_bytes": low // 4,
+        "free_critical_bytes": low // 2,
     }

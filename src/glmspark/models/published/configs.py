@@ -18,7 +18,8 @@ GLM_5_2: dict[str, Any] = {
     "n_routed_experts": 256, "num_experts_per_tok": 8, "n_shared_experts": 1, "first_k_dense_replace": 3,
     "index_topk": 2048, "index_n_heads": 32, "index_head_dim": 128,
     "index_topk_pattern": "FFF" + "SSSF" * 18 + "SSS", "num_nextn_predict_layers": 1,
-    "max_position_embeddings": 202752, "tie_word_embeddings": False,
+    # transformers' default is 202,752; the model is served, and reported to be made, for a million.
+    "max_position_embeddings": 1048576, "tie_word_embeddings": False,
 }  # fmt: skip
 
 GLM_5_2_REAP: dict[str, Any] = {**GLM_5_2, "n_routed_experts": 156, "index_topk_pattern": "F" * 78}
