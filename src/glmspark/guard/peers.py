@@ -104,7 +104,7 @@ class Sender:
         for peer in self._config.peers:
             try:
                 send(peer, self._config.peer_port, self._secret, header, data)
-            except (OSError, Trouble) as error:
+            except (OSError, ValueError, Trouble) as error:
                 self.problem = f"{peer.node}: {error}"
                 continue
             self.sent = {"to": peer.node, "name": name, "time": round(time.time(), 1)}

@@ -31,6 +31,7 @@ from .ring import Recorder, segment_name
 from .sample import Sample, Sampler
 
 _KEPT_ACTIONS = 20
+_OPEN_EVERY = 30.0
 _LISTENERS_EVERY, _RESUME_EVERY, _RESUME_LIMIT = 30.0, 30.0, 120.0
 _EARLY = 3.0
 """Seconds after a new alert until the minute so far goes to a peer: it is on disk by then."""
@@ -95,27 +96,32 @@ class Guard:
         self.sender: Sender | None = None
         self._receiver: Receiver | None = None
         self._asides: dict[str, str] = {}
-        self._share()
+        self._door: Door | None = None
+        self._opened = -1e9
         self.recorder = Recorder(home, group=config.group, closed=self._closed, clock=clock)
         self.sampler = sampler or Sampler(config, home)
         self._protection = Protection(self.sampler.roots, f"{home}/oom.json")
         self._hands = Hands(config, self._did)
-        try:
-            self._door: Door | None = Door(config.metrics, self.metrics, self.state)
-        except OSError as error:
-            self._door = None
-            self._asides["metrics"] = f"{config.metrics[0]}:{config.metrics[1]}: {error.strerror}"
 
-    def _share(self) -> None:
-        """Open the ways to and from the peers, where there are any."""
-        if not self.config.peers:
+    def _open(self, now: float) -> None:
+        """Open the ways out, again until it works: at a node's start the fabric may have no address yet."""
+        if now - self._opened < _OPEN_EVERY:
             return
-        try:
-            secret = read_secret(f"{self.home}/secret")
-            self.sender = Sender(self.config, secret, f"{self.home}/ring")
-            self._receiver = Receiver(self.config, secret, self.home, self._clock)
-        except (OSError, Trouble) as error:
-            self._asides["peers"] = str(error)
+        self._opened = now
+        if self._door is None:
+            try:
+                self._door = Door(self.config.metrics, self.metrics, self.state)
+                self._asides.pop("metrics", None)
+            except OSError as error:
+                self._asides["metrics"] = f"port {self.config.metrics[1]}: {error.strerror}"
+        if self.config.peers and self._receiver is None:
+            try:
+                secret = read_secret(f"{self.home}/secret")
+                self.sender = self.sender or Sender(self.config, secret, f"{self.home}/ring")
+                self._receiver = Receiver(self.config, secret, self.home, self._clock)
+                self._asides.pop("peers", None)
+            except (OSError, Trouble) as error:
+                self._asides["peers"] = str(error)
 
     def _closed(self, name: str) -> None:
         if self.sender is not None:
@@ -143,6 +149,7 @@ class Guard:
     def step(self) -> float:
         """One look with all that follows. Returns seconds until the next one."""
         now, at = self._monotonic(), self._clock()
+        self._open(now)
         sample = self.sampler.read(now)
         wait = 1.0
         if sample.memory is not None:
@@ -301,7 +308,8 @@ def wants_resume(ranks: str) -> bool:
     """Whether a deployment there is marked to come back by itself: asking an agent costs a Python's start."""
     for path in Path(ranks).glob("*/spec.json"):
         spec = read_json(str(path))
-        if isinstance(spec, dict) and spec.get("keep_up"):
+        watching = spec.get("watching") if isinstance(spec, dict) else None
+        if isinstance(watching, dict) and watching.get("keep_up"):
             return True
     return False
 

@@ -184,9 +184,9 @@ def test_systemd_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_only_deployments_marked_so_are_brought_back(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     assert not wants_resume(str(tmp_path))
-    (tmp_path / "a/spec.json").write_text('{"keep_up": false}')
+    (tmp_path / "a/spec.json").write_text('{"watching": {"keep_up": false}}')
     assert not wants_resume(str(tmp_path))
-    (tmp_path / "a/spec.json").write_text('{"keep_up": true}')
+    (tmp_path / "a/spec.json").write_text('{"watching": {"keep_up": true}}')
     assert wants_resume(str(tmp_path))
 
 
