@@ -15,18 +15,19 @@ from glmspark.nodes.ssh import SshNode
 from glmspark.nodes.transport import NodeError
 from tests.lab.virtual import VirtualSparks
 
+NODES = ("spark1", "spark2", "spark3")
+
 
 def pour(lab: VirtualSparks, give: Sequence[str], take: Sequence[str], told: list[int] | None = None) -> int:
-    """From spark1 to spark2."""
+    """From spark1 to spark2 and spark3."""
 
     async def go() -> int:
         known = addresses(lab.cluster)
-        async with Fleet({name: known[name] for name in ("spark1", "spark2")}) as fleet:
-            source, target = fleet.nodes["spark1"], fleet.nodes["spark2"]
-            assert isinstance(source, SshNode)
-            assert isinstance(target, SshNode)
+        async with Fleet({name: known[name] for name in NODES}) as fleet:
+            nodes = [node for node in fleet.nodes.values() if isinstance(node, SshNode)]
+            assert len(nodes) == len(NODES)
             tell = (told if told is not None else []).append
-            return await streams.pour(source, give, target, take, step="pour", finish=5, told=tell)
+            return await streams.pour(nodes[0], give, nodes[1:], take, step="pour", finish=5, told=tell)
 
     return asyncio.run(go())
 
@@ -44,10 +45,11 @@ def test_every_byte_goes_over(lab: VirtualSparks) -> None:
     assert pour(lab, ["cat", "/tmp/poured"], ["sh", "-c", "cat > /tmp/arrived"], told) == 20000003
     assert told[-1] == 20000003
     sums = [lab.shell(node, "sha256sum", f"/tmp/{name}").split()[0] for node, name in
-            (("spark1", "poured"), ("spark2", "arrived"))]  # fmt: skip
-    assert sums[0] == sums[1]
+            (("spark1", "poured"), ("spark2", "arrived"), ("spark3", "arrived"))]  # fmt: skip
+    assert sums[0] == sums[1] == sums[2]
     lab.shell("spark1", "rm", "/tmp/poured")
-    lab.shell("spark2", "rm", "/tmp/arrived")
+    for node in NODES[1:]:
+        lab.shell(node, "rm", "/tmp/arrived")
 
 
 def test_the_end_that_fails_is_named(lab: VirtualSparks) -> None:
@@ -56,6 +58,9 @@ def test_the_end_that_fails_is_named(lab: VirtualSparks) -> None:
     assert "left with 3" in first.message
     second = refused(lab, ["echo", "all"], ["sh", "-c", "cat > /dev/null; echo no room >&2; exit 4"])
     assert (second.host, second.seen) == ("spark2", "no room")
+    one = ["sh", "-c", "cat > /dev/null; [ $(hostname) = spark2 ] || { echo no room >&2; exit 4; }"]
+    third = refused(lab, ["echo", "all"], one)
+    assert (third.host, third.seen) == ("spark3", "no room")
     gone = refused(
         lab, ["cat", "/dev/zero"], ["sh", "-c", "head -c 100000 > /dev/null; echo full >&2; exit 5"]
     )

@@ -1,9 +1,9 @@
-"""One image on every node, the same by its id: pulled once, then handed on from node to node through SSH."""
+"""One image on every node, the same by its id: pulled once, then handed on to the others through SSH."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from glmspark.config.units import format_size
@@ -105,9 +105,10 @@ async def bring_image(
 ) -> str:
     """Bring an image to the nodes without it; its id, the same everywhere afterwards.
 
-    Where no node has it, the first one pulls it. It goes on to the others through this machine, one after
-    the other, so that every node gets the very same. Raises GlmsparkError naming node, command and its last
-    words.
+    Where no node has it, the first one pulls it. It is read there once, and goes on through this machine to
+    all others at the same time, so that every node gets the very same.
+
+    Raises GlmsparkError naming node, command and its last words.
     """
     source = found.source
     missing = list(found.missing)
@@ -123,10 +124,12 @@ async def bring_image(
     if not missing and found.id is not None:
         return found.id
     identity, size = await image_at(fleet.nodes[source], found.name)
-    for name in missing:
+    for name in missing:  # before anything goes anywhere
         engine = facts[name].get(ENGINE)
         check_room(name, facts[name], engine.root if engine is not None else "", size, f"image {found.name}")
-        await _hand_on(fleet.nodes[source], fleet.nodes[name], found.name, size, told)
+    if missing:
+        await _hand_on(fleet.nodes[source], [fleet.nodes[name] for name in missing], found.name, size, told)
+    for name in missing:
         there, _ = await image_at(fleet.nodes[name], found.name)
         if there != identity:
             raise NodeError(
@@ -138,10 +141,13 @@ async def bring_image(
     return identity
 
 
-async def _hand_on(source: Node, target: Node, name: str, size: int, told: Callable[[str], None]) -> None:
+async def _hand_on(
+    source: Node, targets: Sequence[Node], name: str, size: int, told: Callable[[str], None]
+) -> None:
     assert isinstance(source, SshNode)  # noqa: S101 - nodes of a cluster file are behind SSH
-    assert isinstance(target, SshNode)  # noqa: S101
-    what = f"copying {name} from {source.host} to {target.host}"
+    reached = [target for target in targets if isinstance(target, SshNode)]
+    assert len(reached) == len(targets)  # noqa: S101
+    what = f"copying {name} from {source.host} to {', '.join(target.host for target in targets)}"
     last = -1.0
 
     def tell(count: int) -> None:
@@ -152,4 +158,4 @@ async def _hand_on(source: Node, target: Node, name: str, size: int, told: Calla
             told(f"{what}: {format_size(count)} of {format_size(size)}")
 
     told(what)
-    await pour(source, save(name), target, load(), step=_STEP, told=tell)
+    await pour(source, save(name), reached, load(), step=_STEP, told=tell)
