@@ -20,6 +20,12 @@ log (`glmspark explain vllm.log`, `docker logs vllm 2>&1 | glmspark explain -`);
 and on nodes as they are now (`--live`). It reads at most 48 MiB from each end of a log, for at most 30 s.
 This page has the whole catalogue, for reading.
 
+Where nothing in here helps, `glmspark bundle` packs what a bug report needs into one archive: record, recipe,
+plan, logs, evidence, the guards' last hour, what doctor sees, versions. API keys, tokens, passwords and
+Authorization headers are removed on the way, on each node what its secret files hold before anything leaves
+it; `--anonymous` replaces user names, home directories and public addresses too. Text that was sent to the
+model may stand in logs: look through it before you hand it on.
+
 Each entry says what shows it: lines of a log (`.*` stands for anything), or facts. "Surer with" names facts
 that confirm it, "not with" those that rule it out. Facts called `check.X` are `glmspark doctor`'s checks,
 `guard.X` is what the guard says on the node, `arg.X` a vLLM argument, `canary.failed` the kind of canary that

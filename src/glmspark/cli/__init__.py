@@ -14,6 +14,7 @@ import typer
 
 from glmspark import __version__
 from glmspark.cli import (
+    bundle,
     chat,
     clean,
     doctor,
@@ -55,6 +56,7 @@ app.command()(patches.patches)
 app.command()(init.init)
 app.command()(doctor.doctor)
 app.command()(explain.explain)
+app.command()(bundle.bundle)
 app.command()(guard.guard)
 app.command()(inspect.inspect)
 app.command()(fetch.fetch)

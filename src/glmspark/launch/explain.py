@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -23,19 +22,14 @@ from glmspark.nodes.checks.everything import judge
 from glmspark.nodes.doctor import addresses, look_at
 from glmspark.nodes.facts.kernel_log import KERNEL_LOG
 from glmspark.nodes.fleet import Fleet
+from glmspark.nodes.guards import SEEN, Seen
 from glmspark.nodes.node import Node
+from glmspark.nodes.survey import survey
 from glmspark.nodes.transport import NodeError
 
-__all__ = ["GUARD_STATE", "explain_deployment", "explain_file", "explain_live", "newest_failed"]
+__all__ = ["explain_deployment", "explain_file", "explain_live", "newest_failed"]
 
 _LINES = 20_000  # of each rank's log on nodes, which come over SSH
-
-GUARD_STATE = """\
-for directory in "${GLMSPARK_STATE_DIR:-$HOME/.local/state/glmspark}/guard" /var/lib/glmspark/guard; do
-  if [ -r "$directory/state.json" ]; then exec cat -- "$directory/state.json"; fi
-done
-"""
-"""Prints the guard's state on a node, nothing where there is none: the user's own, else the system's."""
 
 
 def newest_failed() -> Home:
@@ -182,15 +176,12 @@ async def _ranks(case: Case, place: Place, fleet: Fleet) -> None:
 
 
 async def _guards(case: Case, fleet: Fleet) -> None:
-    async def ask(node: Node) -> str:
-        return (await node.run(["sh", "-c", GUARD_STATE])).stdout
+    async def ask(node: Node) -> Seen | None:
+        return (await survey(node, (SEEN,))).get(SEEN)
 
-    for node, text in (await fleet.each(ask)).items():
-        if isinstance(text, str) and text.strip():
-            with contextlib.suppress(ValueError):
-                value: Any = json.loads(text)
-                if isinstance(value, dict):
-                    case.known({"node": node, **value}, f"{node} guard")
+    for node, seen in (await fleet.each(ask)).items():
+        if isinstance(seen, Seen) and seen.state is not None and seen.runs:
+            case.known({**seen.state, "node": node}, f"{node} guard")
 
 
 async def _look(
