@@ -20,7 +20,7 @@ from glmspark.engine.attention import decode
 from glmspark.engine.attention.kernels import attend, merge
 
 ATTEND = {"places": "*i32", "lengths": "*i32", "starts": "*i32", "out": "*fp32", "lse": "*fp32"}
-MERGE = {"parts": "*fp32", "part_lses": "*fp32", "lengths": "*i32", "out": "*bf16", "lse": "*fp32"}
+MERGE = {"parts": "*fp32", "part_lses": "*fp32", "starts": "*i32", "out": "*bf16", "lse": "*fp32"}
 LATENT = {0: "*bf16", 1: "*fp8e4nv", 2: "*fp8e4nv"}
 ROPE = {0: "*bf16", 1: "*fp8e4nv", 2: "*bf16"}
 SCALES = {0: "*bf16", 1: "*fp32", 2: "*fp32"}
@@ -39,7 +39,9 @@ def shared_bytes(
             continue
         signature[name] = pointers.get(name, "fp32" if name == "scale_log2" else "i32")
         # The runtime's own guess for pointers and strides: multiples of 16. A scale's place is not.
-        if name not in ("scale_log2", "count") and not name.startswith(("scales_", "lse_", "part_lses_")):
+        if name not in ("scale_log2", "rank", "count", "requests") and not name.startswith(
+            ("scales_", "lse_", "part_lses_")
+        ):
             attributes[(place,)] = [["tt.divisibility", 16]]
     source = ASTSource(
         fn=kernel,
@@ -55,14 +57,15 @@ def shared_bytes(
 def case_bytes(capability: int, case: str) -> int:
     """Shared memory of a case."""
     if case == "merge":
-        constants = {"BY_LENGTH": True, "BLOCK": decode.MERGE_BLOCK, "WIDTH": decode.MERGE_WIDTH}
+        constants = {"BY_REQUEST": True, "BLOCK": decode.MERGE_BLOCK, "WIDTH": decode.MERGE_WIDTH}
         return shared_bytes(merge, capability, MERGE, constants, {"num_warps": 4})
     kind, rope, sparse, pairs, keys, warps, stages = map(int, case.split(":"))
     pointers = ATTEND | {"query": "*bf16", "latent": LATENT[kind], "rope": ROPE[kind], "scales": SCALES[kind]}
     rope_at, scales_at = AT[kind]
     constants = {
         "HEADS": 16, "ROPE": rope, "ROPE_AT": rope_at, "SCALES_AT": scales_at, "FORMAT": kind,
-        "SPARSE": bool(sparse), "PAGE": 64, "BLOCK_M": pairs, "BLOCK_N": keys,
+        "SPARSE": bool(sparse), "PAGE": 64, "CAUSAL": True, "WORLD": 4, "INTERLEAVE": 1,
+        "BLOCK_M": pairs, "BLOCK_N": keys,
     }  # fmt: skip
     options = {"num_warps": warps, "num_stages": stages}
     return shared_bytes(attend, capability, pointers, constants, options)

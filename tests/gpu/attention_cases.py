@@ -107,6 +107,7 @@ def dense_case(
 ) -> None:
     """One ragged batch; its last row belongs to no request."""
     longest, scale = int(lengths.max()), scale_of(rope)
+    lengths = lengths.to(torch.int32)
     starts = torch.tensor([0, *torch.tensor(counts).cumsum(0).tolist()], dtype=torch.int32, device=DEVICE)
     rows = int(starts[-1]) + 1
     query, table = queries(rows, heads, rope), pages_of(len(counts), longest)
@@ -116,8 +117,7 @@ def dense_case(
     parts = []
     for rank in range(world):
         mine = whole if world == 1 else of_rank(whole, table, longest, world, rank)
-        local = shares.row_lengths(starts, lengths, rows, world, rank)
-        requests = decode.Requests(table, starts, local, max(counts), -(-longest // world))
+        requests = decode.Requests(table, starts, lengths, max(counts), -(-longest // world), world, rank)
         parts.append(decode.dense(query, mine, requests, scale))
     found = parts[0]
     if world > 1:

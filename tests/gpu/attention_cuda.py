@@ -23,7 +23,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 import torch  # noqa: E402 - the path is set first: this is run as a script
 
-from glmspark.engine.attention import decode, shares  # noqa: E402
+from glmspark.engine.attention import decode  # noqa: E402
 from glmspark.engine.attention.layout import LATENT, Cache, Format  # noqa: E402
 from glmspark.engine.attention.shapes import Shape, shape_for  # noqa: E402
 from tests.gpu import attention_cases as cases  # noqa: E402
@@ -141,8 +141,7 @@ def dense_row(
     held = cases.make_cache(kind, 64, requests * context, layers)
     query = cases.queries(requests * rows, heads, 64)
     starts = torch.arange(requests + 1, dtype=torch.int32, device=DEVICE) * rows
-    whole = torch.full((requests,), context, device=DEVICE)
-    lengths = shares.row_lengths(starts, whole, requests * rows)
+    lengths = torch.full((requests,), context, dtype=torch.int32, device=DEVICE)
     asked = decode.Requests(cases.pages_of(requests, context), starts, lengths, rows, context)
 
     def ours(shape: Shape | None = None, splits: int | None = None) -> float | None:

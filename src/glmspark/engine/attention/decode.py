@@ -30,9 +30,11 @@ def device_limits(device: torch.device) -> tuple[int, int]:
 class Requests:
     """Whose rows those of a query are, and how far they see.
 
-    block_table: int32 [requests, pages]. starts: int32 [requests + 1], where a request's rows begin (vLLM's
-    query_start_loc). lengths: int32 [rows], tokens that are here (`shares.row_lengths`), 0 for rows of no
-    request. most_rows, longest: bounds of rows a request and of lengths, known without asking the device.
+    block_table: int32 [requests, pages] of what is here. starts: int32 [requests + 1], where a request's rows
+    begin (vLLM's query_start_loc); rows beyond the last are no request's. lengths: int32 [requests], tokens
+    on all ranks. most_rows, longest: bounds of rows a request and of tokens here, known without asking the
+    device. world, rank, interleave: how tokens are shared out (`shares`). causal: the last row of a request
+    sees all of it, the one before it one token less, and so on; otherwise every row sees all.
     """
 
     block_table: torch.Tensor
@@ -40,15 +42,19 @@ class Requests:
     lengths: torch.Tensor
     most_rows: int
     longest: int
+    world: int = 1
+    rank: int = 0
+    interleave: int = 1
+    causal: bool = True
 
 
 @dataclass(frozen=True)
 class _Work:
     places: torch.Tensor
     lengths: torch.Tensor
-    starts: torch.Tensor | None
     groups: int
     blocks: int
+    requests: Requests | None = None
 
 
 def sparse(
@@ -70,7 +76,7 @@ def sparse(
     rows, heads, _ = query.shape
     units, shared = device_limits(query.device)
     shape = shape or shape_for(cache.format, heads, shared)
-    work = _Work(slots, counts, None, rows, ceiling(heads, shape.pairs))
+    work = _Work(slots, counts, rows, ceiling(heads, shape.pairs))
     splits = splits or splits_for(shape, rows * work.blocks, slots.shape[1], units)
     return _run(query, cache, work, scale, shape, splits)
 
@@ -84,7 +90,7 @@ def dense(
     shape: Shape | None = None,
     splits: int | None = None,
 ) -> Result:
-    """Every row over the first lengths[row] tokens of its request: out and LSE as `sparse`.
+    """Every row over those of its request's tokens that are here: out and LSE as `sparse`.
 
     query: [rows, heads, 512 + rope_width], a request's rows in order. The rows of a request share what is
     read of the cache. Rows of no request get zeros and minus infinity.
@@ -94,7 +100,7 @@ def dense(
     pairs = requests.most_rows * heads
     shape = shape or shape_for(cache.format, pairs, shared)
     groups, blocks = requests.block_table.shape[0], ceiling(pairs, shape.pairs)
-    work = _Work(requests.block_table, requests.lengths, requests.starts, groups, blocks)
+    work = _Work(requests.block_table, requests.lengths, groups, blocks, requests)
     splits = splits or splits_for(shape, groups * blocks, requests.longest, units)
     return _run(query, cache, work, scale, shape, splits)
 
@@ -114,8 +120,9 @@ def _run(query: torch.Tensor, cache: Cache, work: _Work, scale: float, shape: Sh
     lse = torch.empty(rows, heads, dtype=torch.float32, device=query.device)
     if not rows or not work.groups:
         return out.zero_(), lse.fill_(float("-inf"))
+    asked = work.requests
     # Dense rows of no request are written by the merge alone.
-    at_once = splits == 1 and work.starts is None
+    at_once = splits == 1 and asked is None
     if at_once:
         parts, part_lses = out.unsqueeze(2), lse.unsqueeze(2)
     else:
@@ -128,10 +135,11 @@ def _run(query: torch.Tensor, cache: Cache, work: _Work, scale: float, shape: Sh
         cache.scales,
         work.places,
         work.lengths,
-        work.lengths if work.starts is None else work.starts,
+        work.lengths if asked is None else asked.starts,
         parts,
         part_lses,
         scale * LOG2_E,
+        asked.rank if asked else 0,
         query.stride(0),
         query.stride(1),
         *cache.latent.stride()[:2],
@@ -145,39 +153,43 @@ def _run(query: torch.Tensor, cache: Cache, work: _Work, scale: float, shape: Sh
         ROPE_AT=cache.rope_at,
         SCALES_AT=cache.scales_at,
         FORMAT=int(cache.format),
-        SPARSE=work.starts is None,
+        SPARSE=asked is None,
         PAGE=cache.page,
+        CAUSAL=asked is not None and asked.causal,
+        WORLD=asked.world if asked else 1,
+        INTERLEAVE=asked.interleave if asked else 1,
         BLOCK_M=shape.pairs,
         BLOCK_N=shape.keys,
         num_warps=shape.warps,
         num_stages=shape.stages,
     )
     if not at_once:
-        _merge(parts, part_lses, work.lengths, out, lse)
+        _merge(parts, part_lses, asked, out, lse)
     return out, lse
 
 
 def _merge(
     parts: torch.Tensor,
     part_lses: torch.Tensor,
-    lengths: torch.Tensor | None,
+    asked: Requests | None,
     out: torch.Tensor,
     lse: torch.Tensor,
 ) -> None:
-    """Parts [rows, heads, parts, 512] into out and lse; rows of length 0 have none."""
+    """Parts [rows, heads, parts, 512] into out and lse; rows of no request have none."""
     rows, heads, _ = out.shape
     merge[(rows, heads, LATENT // MERGE_WIDTH)](
         parts,
         part_lses,
-        lse if lengths is None else lengths,
+        lse if asked is None else asked.starts,
         out,
         lse,
         parts.shape[2],
+        0 if asked is None else asked.block_table.shape[0],
         *parts.stride()[:3],
         *part_lses.stride(),
         *out.stride()[:2],
         *lse.stride(),
-        BY_LENGTH=lengths is not None,
+        BY_REQUEST=asked is not None,
         BLOCK=MERGE_BLOCK,
         WIDTH=MERGE_WIDTH,
         num_warps=4,

@@ -17,7 +17,7 @@ FP8 = tl.constexpr(1)
 PACKED = tl.constexpr(2)
 
 # Numbers that differ from call to call; a kernel compiled anew for each would gain nothing.
-VARIES = ["places_row", "out_split", "lse_row", "lse_head", "lse_split"]
+VARIES = ["rank", "places_row", "out_split", "lse_row", "lse_head", "lse_split"]
 PARTS_VARY = [
     "count",
     "parts_part",
@@ -41,6 +41,7 @@ def attend(
     out,
     lse,
     scale_log2,
+    rank,
     query_row,
     query_head,
     latent_page,
@@ -63,13 +64,17 @@ def attend(
     FORMAT: tl.constexpr,
     SPARSE: tl.constexpr,
     PAGE: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    WORLD: tl.constexpr,
+    INTERLEAVE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
     """One split of the keys for BLOCK_M of a group's (row, head) pairs; grid (blocks, splits, groups).
 
-    A group is a request with all its rows (dense: rows starts[g] to starts[g + 1], `places` its pages), or
-    one row (sparse: `places` its slots, -1 for none). A row attends to its first lengths[row] places.
+    A group is a request with all its rows (dense: rows starts[g] to starts[g + 1], `places` its pages,
+    lengths[g] its tokens on all ranks), or one row (sparse: `places` its slots, -1 for none, lengths[row] how
+    many of them to look at).
     """
     split = tl.program_id(1)
     group = tl.program_id(2).to(tl.int64)
@@ -85,7 +90,17 @@ def attend(
     head = pair % HEADS
     real = pair // HEADS < rows
     row = first + pair // HEADS
-    length = tl.load(lengths + row, mask=real, other=0)
+    if SPARSE:
+        length = tl.load(lengths + row, mask=real, other=0)
+    else:
+        # A row's bound in the whole sequence, and how much of that lies here (shares.row_lengths).
+        bound = tl.load(lengths + group) + tl.zeros([BLOCK_M], tl.int32)
+        if CAUSAL:
+            bound -= rows - 1 - pair // HEADS
+        bound = tl.where(real, tl.maximum(bound, 0), 0)
+        length = bound // (INTERLEAVE * WORLD) * INTERLEAVE
+        rest = bound - length * WORLD - rank * INTERLEAVE
+        length += tl.minimum(tl.maximum(rest, 0), INTERLEAVE)
     most = tl.max(length, 0)
     each = tl.cdiv(tl.cdiv(most, tl.num_programs(1)), BLOCK_N) * BLOCK_N
     begin = split * each
@@ -192,10 +207,11 @@ def attend(
 def merge(
     parts,
     part_lses,
-    lengths,
+    starts,
     out,
     lse,
     count,
+    requests,
     parts_row,
     parts_head,
     parts_part,
@@ -206,20 +222,20 @@ def merge(
     out_head,
     lse_row,
     lse_head,
-    BY_LENGTH: tl.constexpr,
+    BY_REQUEST: tl.constexpr,
     BLOCK: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
     """Parts of attention as one, weighted by their LSE; grid (rows, heads, 512 / WIDTH).
 
-    Where every LSE is minus infinity, or BY_LENGTH and the row's length is 0: zeros and minus infinity,
-    whatever the parts hold.
+    Where every LSE is minus infinity, or the row is no request's (BY_REQUEST: from starts[requests] on):
+    zeros and minus infinity, whatever the parts hold.
     """
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     column = tl.program_id(2) * WIDTH + tl.arange(0, WIDTH)
-    if BY_LENGTH:
-        count = tl.where(tl.load(lengths + row) > 0, count, 0)
+    if BY_REQUEST:
+        count = tl.where(row < tl.load(starts + requests), count, 0)
     top = tl.full([], float("-inf"), tl.float32)
     total = tl.full([], 0.0, tl.float32)
     acc = tl.zeros([WIDTH], tl.float32)
