@@ -12,6 +12,8 @@ from typing import Annotated, Any, TextIO
 
 import typer
 
+_COLOURS = ("\x1b[36m", "\x1b[33m", "\x1b[35m", "\x1b[32m", "\x1b[34m", "\x1b[31m")
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
@@ -24,6 +26,16 @@ def print_json(value: Any) -> None:
     """Print one JSON value on standard output."""
     sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
     sys.stdout.flush()
+
+
+def print_line(number: int, who: str, line: str, *, alone: bool) -> None:
+    """Print a line of a log. number: of who says it, for the colour; alone: nobody else says anything."""
+    if alone:
+        print(line)
+    elif wants_colour(sys.stdout):
+        print(f"{_COLOURS[number % len(_COLOURS)]}{who}\x1b[0m  {line}")
+    else:
+        print(f"{who}  {line}")
 
 
 def own_command(program: str | None = None, path: str | None = None) -> str:

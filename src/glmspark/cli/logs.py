@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from glmspark.cli.console import AsJson, complete_deployment, print_json, wants_colour
+from glmspark.cli.console import AsJson, complete_deployment, print_json, print_line
 from glmspark.cli.nodes import OnCluster
 
 if TYPE_CHECKING:
     from glmspark.launch.record import Home
 
-_COLOURS = ("\x1b[36m", "\x1b[33m", "\x1b[35m", "\x1b[32m", "\x1b[34m", "\x1b[31m")
 _FOLLOW = 0.2  # seconds between looks
 
 
@@ -103,13 +102,3 @@ def _follow(place: Home, files: list[tuple[str, Path]]) -> None:
             return
         sys.stdout.flush()
         time.sleep(_FOLLOW)
-
-
-def print_line(number: int, who: str, line: str, *, alone: bool) -> None:
-    """Print a line of a log. number: of who says it, for the colour; alone: nobody else says anything."""
-    if alone:
-        print(line)
-    elif wants_colour(sys.stdout):
-        print(f"{_COLOURS[number % len(_COLOURS)]}{who}\x1b[0m  {line}")
-    else:
-        print(f"{who}  {line}")

@@ -6,8 +6,7 @@ import asyncio
 import sys
 from typing import TYPE_CHECKING
 
-from glmspark.cli.console import print_json
-from glmspark.cli.logs import print_line
+from glmspark.cli.console import print_json, print_line
 
 if TYPE_CHECKING:
     from glmspark.launch.agents import Agents, Event, Logged
