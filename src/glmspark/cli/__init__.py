@@ -31,6 +31,7 @@ from glmspark.cli import (
     patches,
     recipe,
     restart,
+    speculator,
     status,
     tune,
     up,
@@ -63,6 +64,7 @@ app.command()(fetch.fetch)
 app.command()(fetch.verify)
 app.add_typer(models.app)
 app.add_typer(tune.app)
+app.add_typer(speculator.app)
 app.add_typer(recipe.app)
 app.add_typer(image.app)
 app.add_typer(lab.app)

@@ -181,7 +181,7 @@ def _provenance(
     said = "\n".join(repr((p.messages, p.tools, p.template)) for p in prompts)
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     return {
-        "target": str(job.target),
+        "target": str(job.target.resolve()),
         "target_sha256": digest(job.target),
         "prompts": len(prompts),
         "prompts_sha256": hashlib.sha256(said.encode()).hexdigest(),

@@ -7,6 +7,7 @@ Reference of the format: DSparkSpeculatorConfig of speculators 0.9.0, and what v
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,14 @@ class Shape:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise DrafterError(f"a drafter's {name} must be a whole number above 0, not {value!r}")
+        for name in ("rope_theta", "rms_norm_eps"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+                raise DrafterError(f"a drafter's {name} must be a number above 0, not {value!r}")
+        if self.window is not None and (not isinstance(self.window, int) or isinstance(self.window, bool)):
+            raise DrafterError(f"a drafter's window must be a whole number, not {self.window!r}")
+        if not isinstance(self.mask_token, int) or isinstance(self.mask_token, bool):
+            raise DrafterError(f"a drafter's mask_token must be a whole number, not {self.mask_token!r}")
         if self.heads % self.kv_heads:
             raise DrafterError(f"{self.heads} heads cannot share {self.kv_heads} key heads evenly")
         if self.head_dim % 8:
@@ -158,7 +167,7 @@ def read_shape(directory: Path) -> Shape:
         ) from error
     try:
         return _shape(config)
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise DrafterError(
             f"{path} is not a DSpark drafter's configuration as `speculators` writes it",
             step=f"read {path}",

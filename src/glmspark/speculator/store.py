@@ -13,7 +13,7 @@ from safetensors.torch import save as to_bytes
 
 from glmspark.config.files import make_dir, write_atomic
 from glmspark.speculator.drafter import Drafter, Shared
-from glmspark.speculator.shape import DrafterError, Shape, read_shape
+from glmspark.speculator.shape import DrafterError, read_shape
 
 __all__ = ["WEIGHTS", "digest", "read_drafter", "read_shared", "write_drafter"]
 
@@ -114,8 +114,3 @@ def _tensors(directory: Path) -> dict[str, torch.Tensor]:
     if not files:
         raise DrafterError(f"there are no weights in {directory}", step="read the drafter")
     return found
-
-
-def same_shape(one: Shape, other: Shape) -> bool:
-    """Whether weights of one fit the other."""
-    return one.to_json() | {"window": None} == other.to_json() | {"window": None}
