@@ -132,6 +132,16 @@ def test_an_image_that_differs(launches: Launches, recipe: str) -> None:
     assert f"docker image rm {image}" in said
 
 
+def test_links_that_are_not_what_the_recipe_needs(launches: Launches, recipe: str, tmp_path: Path) -> None:
+    fast, rdma = tmp_path / "fast.yaml", tmp_path / "rdma.yaml"
+    fast.write_text(Path(recipe).read_text() + "needs: {link_gbit: 1000}\n")
+    rdma.write_text(Path(recipe).read_text() + "needs: {link: rdma}\n")
+    start = launches.start(str(fast), "--dry-run")
+    assert start.end() == 0, start.text
+    assert "warning: spark2: recipe's link: 10 Gbit/s, faulty wants 1000" in start.text
+    assert "wants RDMA, and cluster.yaml names no hca for spark1" in launches.refused(str(rdma))
+
+
 def test_a_port_that_is_taken(launches: Launches, recipe: str) -> None:
     listen = (
         "setsid python3 -c 'import socket, time; s = socket.create_server((\"\", 8000)); time.sleep(300)' "

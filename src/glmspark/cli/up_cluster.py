@@ -109,6 +109,7 @@ def _print_plan(asked: ClusterWanted, files: LockFiles, as_json: bool) -> None:
         if images is not None:
             value["image"] = {"name": images.name, "id": images.id, "missing": list(images.missing)}
         value["model"] = {"directory": plan.model_dir, "missing": list(prepared.model.lacking)}
+        value["warnings"] = [*plan.warnings, *prepared.warnings]
         print_json(value)
         return
     print(
@@ -128,5 +129,5 @@ def _print_plan(asked: ClusterWanted, files: LockFiles, as_json: bool) -> None:
         )
         print("  " + " ".join(f"{key}={shlex.quote(value)}" for key, value in sorted(started.env.items())))
         print("  " + shlex.join(started.argv))
-    for warning in plan.warnings:
+    for warning in (*plan.warnings, *prepared.warnings):
         print(f"warning: {warning}", file=sys.stderr)

@@ -103,6 +103,7 @@ class Prepared:
     accounts: Mapping[str, Account]
     draft_dir: str | None = None
     links: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
 
     def seats(self, directories: Mapping[str, str]) -> list[Seat]:
         """Each rank's node. directories: of the deployment on each node."""
@@ -208,10 +209,21 @@ async def prepare(
     for error in fleet.lost.values():
         raise error
     chosen = wanted.cluster.model_copy(update={"nodes": wanted.nodes})
-    expected = replace(expected_of(chosen), image=None, ports=())
+    recipe = wanted.wanted.recipe
+    expected = replace(
+        expected_of(chosen),
+        image=None,
+        ports=(),
+        recipe=recipe.name,
+        link=recipe.needs.link,
+        link_gbit=recipe.needs.link_gbit,
+    )
     look = await look_at(fleet, cluster=chosen, expected=expected, said=said)
     said("judging what was seen")
     _refuse_blocked(look)
+    slow = slow_links(look)
+    for text in slow:
+        said(f"warning: {text}")
     more = await _more(fleet)
     accounts = {name: _must(facts, ACCOUNT) for name, facts in more.items()}
     images, engines = None, {}
@@ -220,7 +232,6 @@ async def prepare(
     else:
         engines = await look_at_environments(fleet, str(wanted.cluster.runtime.venv), accounts)
     said("looking at the model")
-    recipe = wanted.wanted.recipe
     place = place_of(recipe.model.source, wanted.cluster.paths.models, accounts)
     names = [node.name for node in wanted.nodes]
     layout = layout_of(recipe, names, wanted.wanted.tp, wanted.wanted.pp)
@@ -247,7 +258,7 @@ async def prepare(
     )
     places = (place,) if draft_dir is None else (place, draft_dir)
     leads = await links_of(fleet, places) if images is not None else {}
-    return Prepared(wanted, plan, model, images, engines, look.facts, accounts, draft_dir, leads)
+    return Prepared(wanted, plan, model, images, engines, look.facts, accounts, draft_dir, leads, slow)
 
 
 async def links_of(fleet: Fleet, directories: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
@@ -258,6 +269,12 @@ async def links_of(fleet: Fleet, directories: tuple[str, ...]) -> dict[str, tupl
         if isinstance(one, NodeError):
             raise one
     return {name: _must(facts, fact) for name, facts in found.items() if isinstance(facts, Facts)}
+
+
+def slow_links(look: Look) -> tuple[str, ...]:
+    """Where a link is slower than the recipe says it needs: it starts all the same, and answers slowly."""
+    found = [one for one in judge(look) if one.state is State.SLOW and one.check == "recipe's link"]
+    return tuple(f"{one.node}: {one.check}: {one.evidence}; {one.remedy}" for one in found)
 
 
 def _refuse_blocked(look: Look) -> None:
