@@ -13,6 +13,7 @@ from typing import Any
 
 from glmspark.config.cluster import Cluster, Node
 from glmspark.errors import GlmsparkError, UsageError
+from glmspark.launch.cluster_judge import refuse_blocked, slow_links
 from glmspark.launch.command import client_url
 from glmspark.launch.environments import look_at_environments, venv_at
 from glmspark.launch.images import Images, look_at_images
@@ -30,8 +31,6 @@ from glmspark.launch.rank_commands import (
 )
 from glmspark.launch.record import ClusterSite, Deployment, Endpoint, Limits, RankRecord, new_id
 from glmspark.nodes import processes
-from glmspark.nodes.checks import Look, State
-from glmspark.nodes.checks.everything import judge
 from glmspark.nodes.doctor import expected_of, look_at
 from glmspark.nodes.facts.account import ACCOUNT, BOARD, Account
 from glmspark.nodes.facts.checkpoint import links
@@ -55,10 +54,6 @@ from glmspark.weights.parts import layout_of
 __all__ = ["ClusterWanted", "Prepared", "prepare", "want"]
 
 Said = Callable[[str], None]
-
-_ELSEWHERE = {"same image", "ports"}
-"""Checks of the doctor's that a start makes in its own way: it brings the image, and chooses ports."""
-
 
 @dataclass(frozen=True)
 class ClusterWanted:
@@ -220,7 +215,7 @@ async def prepare(
     )
     look = await look_at(fleet, cluster=chosen, expected=expected, said=said)
     said("judging what was seen")
-    _refuse_blocked(look)
+    refuse_blocked(look)
     slow = slow_links(look)
     for text in slow:
         said(f"warning: {text}")
@@ -269,29 +264,6 @@ async def links_of(fleet: Fleet, directories: tuple[str, ...]) -> dict[str, tupl
         if isinstance(one, NodeError):
             raise one
     return {name: _must(facts, fact) for name, facts in found.items() if isinstance(facts, Facts)}
-
-
-def slow_links(look: Look) -> tuple[str, ...]:
-    """Where a link is slower than the recipe says it needs: it starts all the same, and answers slowly."""
-    found = [one for one in judge(look) if one.state is State.SLOW and one.check == "recipe's link"]
-    return tuple(f"{one.node}: {one.check}: {one.evidence}; {one.remedy}" for one in found)
-
-
-def _refuse_blocked(look: Look) -> None:
-    for error in look.lost.values():
-        raise error
-    blocked = [one for one in judge(look) if one.state is State.BLOCKED and one.check not in _ELSEWHERE]
-    if not blocked:
-        return
-    first, rest = blocked[0], blocked[1:]
-    also = [f"also {one.check}{f' on {one.node}' if one.node else ''}: {one.evidence}" for one in rest]
-    raise GlmsparkError(
-        f"{first.check}: {first.evidence}",
-        host=first.node,
-        step="check the nodes",
-        seen="\n".join(also) or None,
-        next=first.remedy,
-    )
 
 
 async def check_port(fleet: Fleet, prepared: Prepared) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from glmspark.launch.cluster_prepare import slow_links
+from glmspark.launch.cluster_judge import slow_links
 from glmspark.nodes.facts.network import LINKS, Link
 from tests.unit.nodes.sparks import look
 from tests.unit.nodes.test_checks_for_recipes import needing
