@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from glmspark.config.cluster import Cluster, Node
-from glmspark.errors import GlmsparkError, UsageError
+from glmspark.errors import UsageError
 from glmspark.launch.cluster_judge import refuse_blocked, slow_links
 from glmspark.launch.command import client_url
 from glmspark.launch.environments import look_at_environments, venv_at
@@ -54,6 +54,7 @@ from glmspark.weights.parts import layout_of
 __all__ = ["ClusterWanted", "Prepared", "prepare", "want"]
 
 Said = Callable[[str], None]
+
 
 @dataclass(frozen=True)
 class ClusterWanted:
