@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -117,9 +118,14 @@ def _print(one: Status) -> None:
     from glmspark.config.units import format_size
 
     console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
-    colour = {"ready": "green", "starting": "cyan", "stopping": "cyan", "stopped": "dim"}.get(
-        one.state, "bold red"
-    )
+    colour = {
+        "ready": "green",
+        "starting": "cyan",
+        "restarting": "yellow",
+        "waiting": "yellow",
+        "stopping": "cyan",
+        "stopped": "dim",
+    }.get(one.state, "bold red")
     uptime = f" for {duration(one.uptime)}" if one.uptime is not None else ""
     console.print(
         f"[bold]{one.name}[/bold]  [{colour}]{one.state}[/{colour}]{uptime}  {one.endpoint}  {one.model}"
@@ -153,6 +159,14 @@ def _print(one: Status) -> None:
         console.print(f"  [bold red]{one.endpoint} does not answer[/bold red] about its requests")
     if one.reason is not None:
         _print_reason(one)
+    if one.admission is not None and not one.admission["open"]:
+        console.print(f"  [bold yellow]no new work is taken[/bold yellow]: {one.admission['why']}")
+    for restart in one.restarts[-3:]:
+        took = f"back after {duration(restart['seconds'])}" if restart.get("seconds") else "not back yet"
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(restart["at"]))
+        console.print(f"  restarted {at}, {took}: {restart['cause']['what']}", markup=False)
+    for node, place in one.evidence.items():
+        console.print(f"  evidence  {node}:{place}", markup=False)
 
 
 def _print_reason(one: Status) -> None:

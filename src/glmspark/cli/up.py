@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -76,6 +77,15 @@ def up(  # noqa: PLR0913, PLR0917 - one parameter for each option
     keep: Annotated[
         bool, typer.Option("--keep", help="Leave it running when a canary fails, to look into it.")
     ] = False,
+    restarts: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N[/MINUTES]", help="Start again as a whole at most so often, then stay down; 0: never."
+        ),
+    ] = None,
+    keep_up: Annotated[
+        bool, typer.Option("--keep-up", help="Come back when a lost node does, also after a reboot.")
+    ] = False,
     lock: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also write the lock file of what is started here.")
     ] = None,
@@ -115,6 +125,8 @@ def up(  # noqa: PLR0913, PLR0917 - one parameter for each option
         timeout=timeout,
         toy=toy,
         backend=_backend(backend),
+        restarts=None if restarts is None else _restarts(restarts),
+        keep_up=keep_up,
     )
     wanted = read_request(request)
     if cluster is not None:
@@ -122,7 +134,9 @@ def up(  # noqa: PLR0913, PLR0917 - one parameter for each option
 
         up_cluster(wanted, cluster, nodes=nodes, lock=lock, locked=locked, dry_run=dry_run, as_json=as_json)
         return
-    _refuse_cluster_options(nodes=nodes, lock=lock, locked=locked)
+    _refuse_cluster_options(
+        **{"nodes": nodes, "lock": lock, "locked": locked, "restarts": restarts, "keep-up": keep_up or None}
+    )
     if dry_run:
         _print_plan(wanted, as_json)
         return
@@ -145,6 +159,19 @@ def _backend(name: str | None) -> Literal["mp", "ray", "lockstep"] | None:
     if name is not None and name not in known:
         raise UsageError(f"there is no backend {name}", next=f"backends are {', '.join(known)}")
     return None if name is None else known[name]
+
+
+def _restarts(text: str) -> tuple[int, float]:
+    """Times and minutes of `N` or `N/MINUTES`; the minutes are 30 where none are given."""
+    from glmspark.errors import UsageError
+
+    found = re.fullmatch(r"(\d{1,3})(?:/(\d{1,5}))?", text)
+    if found is None or (found[2] is not None and int(found[2]) == 0):
+        raise UsageError(
+            f"--restarts {text}: expected N or N/MINUTES",
+            next="for example: --restarts 3/30, or --restarts 0 for never",
+        )
+    return int(found[1]), float(found[2] or 30)
 
 
 def _refuse_cluster_options(**given: object) -> None:

@@ -276,6 +276,16 @@ class Needs(Section):
     link_gbit: Annotated[float, Field(gt=0, le=10_000)] | None = None
 
 
+class Restart(Section):
+    """How often a deployment on nodes starts again as a whole once it was proven: at most `times` (0: never)
+    within `minutes`; then it stays down. stall_s: seconds without a token or a step, while requests run, that
+    are a stall; the plan says if not given."""
+
+    times: Annotated[int, Field(ge=0, le=1000)] = 3
+    minutes: Annotated[float, Field(gt=0, le=100_000)] = 30.0
+    stall_s: Annotated[float, Field(ge=2, le=3600)] | None = None
+
+
 class Origin(Section):
     """Where part of a recipe comes from. url or, where it has none, title. takes: what. published: figures
     that its authors state there; none of them was measured by glmspark."""
@@ -321,6 +331,7 @@ class Recipe(Section):
     draft: Draft | None = None
     patches: Patches = Patches()
     needs: Needs = Needs()
+    restart: Restart = Restart()
     canaries: Annotated[tuple[Canary, ...], BeforeValidator(shipped_canaries), at_least(1)]
     """A list of canaries, or the name of a list that comes with glmspark (`glm-5.2`, `glm-5.3`)."""
     toy: Toy | None = None

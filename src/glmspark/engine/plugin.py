@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 
+from glmspark.engine import observe
 from glmspark.engine.patch import Outcome, State
 
 # vLLM configures the logger "vllm" only; as its child our lines reach the same place in the same format.
@@ -21,6 +22,7 @@ def register() -> None:
 
     Raises `PatchRefusedError` where a needed patch does not fit the code at hand: the launch stops there.
     """
+    observe.register()
     global _outcomes  # noqa: PLW0603 - one vLLM per process, patched once
     if _outcomes is not None:
         return

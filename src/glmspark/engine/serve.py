@@ -33,7 +33,7 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any, NoReturn
 
-from glmspark.engine import argument_parser, start_method
+from glmspark.engine import admission, argument_parser, start_method
 from glmspark.engine.addresses import AddressError, Rank, check
 from glmspark.engine.lockstep import BACKEND, LockstepError
 from glmspark.engine.lockstep.settings import Settings, SettingsError
@@ -149,6 +149,7 @@ def _serve(args: argparse.Namespace) -> None:
     from vllm.entrypoints.launchers.api_server.entry import run_server
 
     died = _notice_death()
+    admission.prepare(args)
     uvloop.run(run_server(args))
     # The engine has ended and the socket is closed; taking the interpreter apart would cost a second more.
     sys.stdout.flush()

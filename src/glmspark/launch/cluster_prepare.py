@@ -155,6 +155,7 @@ class Prepared:
             created=now,
             since=now,
             keep=wanted.wanted.request.keep,
+            keep_up=wanted.wanted.request.keep_up,
             recipe=wanted.wanted.recipe_data(),
             plan=plan.to_json(),
             endpoint=Endpoint(

@@ -11,9 +11,9 @@ from glmspark.config.cluster import Cluster
 from glmspark.config.recipe import Recipe
 from glmspark.launch.canaries import Target, prove
 from glmspark.launch.client import Client
-from glmspark.launch.command import is_loopback
 from glmspark.launch.probes import PROBES
 from glmspark.launch.record import Deployment, Endpoint, Verdict
+from glmspark.launch.watching import seen_on_head
 from glmspark.nodes.blocking import BlockingNode
 from glmspark.nodes.doctor import addresses
 from glmspark.nodes.node import Node
@@ -30,19 +30,11 @@ async def forwarded(head: Node, endpoint: Endpoint) -> AsyncIterator[Endpoint]:
     if not isinstance(head, SshNode):
         yield endpoint
         return
-    listener = await head.forward(_seen_on_head(endpoint), endpoint.port)
+    listener = await head.forward(seen_on_head(endpoint.host), endpoint.port)
     try:
         yield endpoint.model_copy(update={"url": f"http://127.0.0.1:{listener.get_port()}/v1"})
     finally:
         listener.close()
-
-
-def _seen_on_head(endpoint: Endpoint) -> str:
-    """The address at which the head itself reaches its API."""
-    host = endpoint.host
-    if is_loopback(host) or host in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
-        return "::1" if ":" in host else "127.0.0.1"
-    return host
 
 
 @contextlib.contextmanager
@@ -57,7 +49,7 @@ def reached(deployment: Deployment) -> Iterator[Endpoint]:
     cluster = Cluster.model_validate_json(json.dumps(deployment.cluster.cluster))
     with BlockingNode(addresses(cluster)[deployment.ranks[0].node]) as head:
         endpoint = deployment.endpoint
-        port = head.forward(_seen_on_head(endpoint), endpoint.port)
+        port = head.forward(seen_on_head(endpoint.host), endpoint.port)
         yield endpoint.model_copy(update={"url": f"http://127.0.0.1:{port}/v1"})
 
 

@@ -17,7 +17,7 @@ from glmspark.nodes.fleet import Fleet
 from glmspark.nodes.transport import NodeError
 
 UNREACHED = "not reached"
-_RUNS = ("starting", "running", "ready", "stopping")
+_RUNS = ("starting", "running", "ready", "restarting", "stopping")
 
 
 async def look_at(place: Place, *, sample: float = 0.5) -> list[Status]:
@@ -106,6 +106,9 @@ def overall(states: States, deployment: Deployment | None) -> str:
         return "stopping"
     if words == {"stopped"}:
         return "failed" if _failed(deployment) else "stopped"
+    for word in ("waiting", "restarting"):
+        if word in words:
+            return word
     if words == {"ready"} and all(one is not None for one in states.values()):
         kept = deployment is not None and deployment.state is State.UNPROVEN
         return State.UNPROVEN if kept else State.READY
@@ -119,6 +122,7 @@ def status_of(
     state = overall(states, deployment)
     phases = {rank.node: rank.phase for rank in deployment.ranks} if deployment else {}
     ranks = [_rank(node, one, phases.get(node, "")) for node, one in states.items()]
+    known = [one for one in states.values() if isinstance(one, Mapping)]
     ready = [one["since"] for one in states.values() if isinstance(one, Mapping) and one["state"] == "ready"]
     serving = state in (State.READY, State.UNPROVEN)
     endpoint = deployment.endpoint if deployment else None
@@ -136,6 +140,9 @@ def status_of(
         or _reason(list(states.values()))
         or _left_reason(deployment),
         directory=next((one["directory"] for one in states.values() if isinstance(one, Mapping)), ""),
+        restarts=max((list(one.get("restarts") or []) for one in known), key=len, default=[]),
+        evidence={one["node"]: one["evidence"] for one in known if one.get("evidence")},
+        admission=next((one["admission"] for one in known if one.get("admission")), None),
     )
 
 

@@ -24,6 +24,7 @@ from glmspark.launch.neighbours import look_at_neighbours, refuse_taken, taken_p
 from glmspark.launch.node_models import bring_model
 from glmspark.launch.record import Deployment, Home, State
 from glmspark.launch.up import CancelledError, Outcome
+from glmspark.launch.watching import judged_by
 from glmspark.nodes.checks import Look
 from glmspark.nodes.checks import State as Verdicts
 from glmspark.nodes.checks.alike import same_nccl
@@ -39,8 +40,10 @@ _LOCK_PATIENCE = 5.0
 _LEASH = 25.0  # seconds after which the agents of an `up` that was killed have stopped everything
 
 
-_ALIVE = ("starting", "running", "ready", "stopping", "lost")
+_ALIVE = ("starting", "running", "ready", "restarting", "waiting", "stopping", "lost")
 """States of a node on which something of the deployment runs, or was left."""
+_SERVES = ("ready", "restarting", "waiting")
+"""Those of one that was proven: it serves, or comes back by itself."""
 
 
 @dataclass(frozen=True)
@@ -163,6 +166,8 @@ async def _bring_up(wanted: ClusterWanted, observer: Observer, files: LockFiles)
         directories = await agents.directories()
         await _make_caches(fleet, prepared, directories)
         deployment, specs = prepared.starts(directories, image, key)
+        for rank in prepared.plan.ranks:
+            specs[rank.host] |= judged_by(prepared, rank)
         _write(home, deployment, key)
         write_lock(home.path / NAME, lock)
         observer.update(deployment, [])
@@ -194,7 +199,7 @@ async def _running(wanted: ClusterWanted, agents: Agents, observer: Observer) ->
             return None
         # Where an agent was killed the state on the node stays as it was.
         orphaned = any(states[node].get("alive") is False for node in alive)
-        if not orphaned and all(states[node].get("state") == "ready" for node in alive):
+        if not orphaned and all(states[node].get("state") in _SERVES for node in alive):
             break
         if orphaned or time.monotonic() >= end:
             observer.note("stopping what an earlier start left")

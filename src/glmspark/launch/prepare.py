@@ -40,7 +40,9 @@ _OTHER_TOKENIZER = {"tokenizer", "tokenizer_mode", "skip_tokenizer_init"}
 class Request:
     """What `glmspark up` was asked for. name: of the deployment, the recipe's if None. model: a directory to
     serve instead of the recipe's model. timeout: seconds a start may take instead of the plan's. toy: the
-    recipe's counterpart at toy scale. backend: what holds the ranks together, the recipe's if None."""
+    recipe's counterpart at toy scale. backend: what holds the ranks together, the recipe's if None.
+    restarts: so often within so many minutes, instead of the recipe's. keep_up: come back when a lost node
+    does."""
 
     recipe: str = "glm-tiny"
     name: str | None = None
@@ -55,6 +57,8 @@ class Request:
     timeout: float | None = None
     toy: bool = False
     backend: Backend | None = None
+    restarts: tuple[int, float] | None = None
+    keep_up: bool = False
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,10 @@ def read_request(request: Request) -> Wanted:
     recipe = load_recipe(request.recipe)
     if request.toy:
         recipe = toy_of(recipe)
+    if request.restarts is not None:
+        times, minutes = request.restarts
+        restart = recipe.restart.model_copy(update={"times": times, "minutes": minutes})
+        recipe = recipe.model_copy(update={"restart": restart})
     check_runnable(recipe)
     if request.model is not None:
         source = ModelSource("path", str(expand(request.model).absolute()))

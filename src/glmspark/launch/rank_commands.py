@@ -63,6 +63,7 @@ def rank_env(plan: Plan, rank: int, seat: Seat) -> dict[str, str]:
         "VLLM_LOGGING_COLOR": "0",
         "PYTHONUNBUFFERED": "1",
         "TMPDIR": seat.scratch,
+        "GLMSPARK_OBSERVE_DIR": seat.scratch,
         "SPT_NOENV": "1",  # or setproctitle writes vLLM's titles over the environment
         "HF_HUB_OFFLINE": "1",  # the model lies there whole
     }
@@ -157,7 +158,7 @@ class Start:
 def make_spec(
     plan: Plan, rank: int, seat: Seat, start: Start, argv: list[str], env: Mapping[str, str], runtime: Runtime
 ) -> dict[str, Any]:
-    """What a node's agent is told, without the record (launch/node_agent.py says what each key means)."""
+    """What a node's agent is told, but the record and what it judges by (node_agent.spec has the keys)."""
     inside = runtime.kind == "docker"
     secrets: dict[str, str] = {"watch": start.watch_secret}
     environment = dict(env)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import httpx
@@ -51,7 +51,10 @@ class Load:
 
 @dataclass(frozen=True)
 class Status:
-    """One deployment. uptime: seconds since it became ready. load: None where the metrics do not answer."""
+    """One deployment. uptime: seconds since it became ready. load: None where the metrics do not answer.
+
+    restarts: those by its own agents, each with at, cause, evidence, seconds. evidence: by node, where the
+    last of it lies. admission: whether new work is taken, since when, and why not."""
 
     name: str
     state: str
@@ -64,6 +67,9 @@ class Status:
     verdicts: list[Verdict]
     reason: dict[str, Any] | None
     directory: str
+    restarts: list[dict[str, Any]] = field(default_factory=list)
+    evidence: dict[str, str] = field(default_factory=dict)
+    admission: dict[str, Any] | None = None
 
     @property
     def answers(self) -> bool:

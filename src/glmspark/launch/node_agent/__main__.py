@@ -8,7 +8,7 @@ from pathlib import Path
 from .commands import clean, ready, status, stop
 from .files import Home, Trouble, base, full, put
 from .follow import follow
-from .start import kept, reap, start
+from .start import kept, reap, resume, start
 
 
 def main(words: list[str]) -> int:
@@ -31,6 +31,8 @@ def main(words: list[str]) -> int:
             return stop(home, keep="--keep" in flags)
         if do == "status":
             return status(name, record="--record" in flags)
+        if do == "resume":
+            return resume()
         if do == "clean":
             return clean(name, dry="--dry-run" in flags)
         if do == "reap":

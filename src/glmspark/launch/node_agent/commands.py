@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from .files import Home, Trouble, as_json, base, locked, put, take_lock, write_json
+from .files import Home, Trouble, as_json, base, directories, locked, put, take_lock, write_json
 from .life import OVER
 from .proc import everyone, marked, send
 from .sweep import Swept, close_lost, containers, sweep
@@ -49,9 +49,13 @@ def ask(home: Home, request: Mapping[str, Any], timeout: float = 5.0) -> dict[st
 
 def ready(home: Home, text: bytes) -> int:
     """The deployment is proven, the leash no longer binds. text: its new record, if any. Raises Trouble."""
+    restarts = True
     if text.strip():
-        write_json(home.record_file, as_json(text, "the record"))
-    state = ask(home, {"do": "ready"})
+        record = as_json(text, "the record")
+        write_json(home.record_file, record)
+        # One that is kept although its canaries fail would never be proven again.
+        restarts = not isinstance(record, dict) or record.get("state") in (None, "ready")
+    state = ask(home, {"do": "ready", "restarts": restarts})
     if state is None or state["state"] != "ready":
         seen = ((state or home.state() or {}).get("reason") or {}).get("what")
         raise Trouble(f"{home.name} does not run there any more", step="let go of the leash", seen=seen)
@@ -75,6 +79,7 @@ def stop(home: Home, *, keep: bool) -> int:
             ending = "cleaned up"
         if not keep:
             home.spec_file.unlink(missing_ok=True)
+            home.guard_file.unlink(missing_ok=True)
     seconds = round(time.monotonic() - begin, 2)
     ok = not swept.stubborn
     put({"ok": ok, "ending": ending, "seconds": seconds, "swept": asdict(swept), "state": home.state()})
@@ -108,7 +113,7 @@ def look(home: Home) -> dict[str, Any] | None:
 def status(name: str | None, *, record: bool) -> int:
     """Print the states of one deployment or of all, as a JSON list. record: each with its whole record."""
     found = []
-    for home in [Home(base() / name)] if name else [Home(path) for path in _directories()]:
+    for home in [Home(base() / name)] if name else [Home(path) for path in directories()]:
         state = look(home)
         if state is not None and record:
             with contextlib.suppress(OSError, ValueError):
@@ -121,7 +126,7 @@ def status(name: str | None, *, record: bool) -> int:
 def clean(name: str | None, *, dry: bool) -> int:
     """Remove what deployments of this user left on this node and nobody answers for."""
     total, kept, has_docker = Swept(), [], True
-    paths = {base() / name} if name else {*_directories(), *(Path(one) for _, one in marked())}
+    paths = {base() / name} if name else {*directories(), *(Path(one) for _, one in marked())}
     ran = (Home(path).state() or {} for path in paths)
     command = next((one["docker"] for one in ran if one.get("runtime") == "container"), ["docker"])
     try:
@@ -148,10 +153,3 @@ def clean(name: str | None, *, dry: bool) -> int:
             os.close(lock)
     put({"ok": not total.stubborn, "dry_run": dry, "kept": sorted(kept), **asdict(total)})
     return 1 if total.stubborn else 0
-
-
-def _directories() -> list[Path]:
-    try:
-        return sorted(path for path in base().iterdir() if path.is_dir())
-    except OSError:
-        return []

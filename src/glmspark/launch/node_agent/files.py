@@ -45,6 +45,7 @@ class Home:
         self.spec_file = path / "spec.json"
         self.state_file = path / "state.json"
         self.record_file = path / "record.json"
+        self.guard_file = path / "guard.json"
         self.env_file = path / "env"
         self.lockstep_file = path / "lockstep-secret"
         self.agent = path / "agent.pyz"
@@ -87,6 +88,14 @@ def base() -> Path:
     """Where the deployments' directories of this user lie on this node."""
     own = os.environ.get("GLMSPARK_STATE_DIR")
     return Path(own or "~/.local/state/glmspark").expanduser().absolute() / "ranks"
+
+
+def directories() -> list[Path]:
+    """Those of all deployments on this node."""
+    try:
+        return sorted(path for path in base().iterdir() if path.is_dir())
+    except OSError:
+        return []
 
 
 def write(path: Path, data: bytes) -> None:

@@ -8,15 +8,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from .files import Trouble
 from .spec import Spec
 
 LEASH, LEASH_FIRST, LEASH_CLOSED = 15.0, 30.0, 5.0
 """Seconds without a sign of the control machine: at all, before the first, after its connection closed."""
 
 _NEXT = {
-    "starting": {"running", "stopping"},
+    "starting": {"running", "waiting", "stopping"},
     "running": {"ready", "stopping"},
-    "ready": {"stopping"},
+    "ready": {"restarting", "stopping"},
+    "restarting": {"restarting", "waiting", "ready", "stopping"},
+    "waiting": {"restarting", "stopping"},
     "stopping": {"stopped", "failed"},
     "stopped": set(),
     "failed": set(),
@@ -42,6 +45,12 @@ def reason_of(
     """A reason as records hold it: of this rank and node unless `more` says otherwise."""
     known = {"what": what, "rank": spec.rank, "node": spec.node, "exit_code": None, "signal": None}
     return {**known, "seen": seen, "next": advice, "at": time.time(), **more}
+
+
+def trouble_reason(trouble: Trouble, spec: Spec, **more: Any) -> dict[str, Any]:
+    """A Trouble as a reason."""
+    step, seen, advice = (trouble.fields[name] for name in ("step", "seen", "next"))
+    return reason_of(str(trouble), spec, seen=seen or step, advice=advice, **more)
 
 
 def describe_end(status: int | None) -> tuple[int | None, str | None, str]:

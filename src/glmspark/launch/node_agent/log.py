@@ -26,6 +26,13 @@ class Log:
         self.dropped = 0
         self.reason: str | None = None
 
+    def note(self, text: str) -> None:
+        """A line of the agent's own. What the rank said before it says nothing of what follows."""
+        cut, self._rest = bool(self._rest), b""
+        self.tail.clear()
+        self.add(("\n" if cut else "").encode() + f"[glmspark: {text}]\n".encode())
+        self.tail.clear()
+
     def add(self, data: bytes) -> None:
         """Append what the rank printed."""
         *lines, self._rest = (self._rest + data).replace(b"\r", b"\n").split(b"\n")

@@ -20,8 +20,10 @@ _LINE = 1 << 18  # longest line from a peer, in bytes
 class Peers:
     """The agents this one is connected to. finish: called with the reason when everything must stop.
 
-    keep: runs a coroutine beside everything else. changed: called when a peer has come. first: the first rank
-    of all that something happened to, as far as is known here.
+    keep: runs a coroutine beside everything else. changed: called when a peer has come or is lost. hear:
+    takes what a peer says besides signs of life. seen: what goes with a follower's signs of life. lost: asked
+    with the reason, whether to wait for a peer that is lost. first: the first rank of all that something
+    happened to, as far as is known here.
     """
 
     def __init__(
@@ -29,12 +31,16 @@ class Peers:
         spec: Spec,
         *,
         finish: Callable[[dict[str, Any] | None], None],
-        keep: Callable[[Coroutine[Any, Any, None]], None],
+        keep: Callable[[Coroutine[Any, Any, None]], object],
         changed: Callable[[list[int]], None],
+        hear: Callable[[int, dict[str, Any]], None] = lambda *_: None,
+        seen: Callable[[], dict[str, Any]] | None = None,
+        lost: Callable[[dict[str, Any]], bool] = lambda _: False,
     ) -> None:
         self.spec = spec
         self.connected: dict[int, Peer] = {}
         self._finish, self._keep, self._changed = finish, keep, changed
+        self._hear, self._seen, self._wait_for = hear, seen, lost
         self._began = time.monotonic()
         self._why_not = "nothing was tried yet"
         self.first: dict[str, Any] | None = None
@@ -60,6 +66,15 @@ class Peers:
         self._over = True
         for peer in self.connected.values():
             peer.send({"end": reason})
+
+    def tell(self, message: dict[str, Any]) -> None:
+        """Tell all."""
+        for peer in self.connected.values():
+            peer.send(message)
+
+    def forget(self) -> None:
+        """Another round: nothing has happened to any rank yet."""
+        self.first = None
 
     def announce(self, reason: dict[str, Any]) -> None:
         """Tell all at once that something happened to this rank, before it is known what.
@@ -95,12 +110,12 @@ class Peers:
         for peer in self.connected.values():
             peer.heard += seconds
 
-    def check(self, now: float) -> None:
-        """Look for a peer that is silent, or that has not come in time."""
+    def check(self, now: float, *, patient: bool = False) -> None:
+        """Look for a peer that is silent, or, unless patient, that has not come in time."""
         for peer in list(self.connected.values()):
             if now - peer.heard > self.spec.silence:
                 self._lost(peer, f"was silent for {self.spec.silence:g} s")
-        if now - self._began <= self.spec.join:
+        if patient or now - self._began <= self.spec.join:
             return
         missing = [one for one in range(1, self.spec.world) if one not in self.connected]
         if self.spec.connect is not None and not self.connected:
@@ -158,6 +173,8 @@ class Peers:
                 if "end" in message:
                     self._finish(message["end"])
                     return
+                if set(message) - {"beat", "first", "not_first"}:
+                    self._hear(peer.rank, message)
         except ValueError as error:
             why = f"sent {error}"
         except OSError as error:
@@ -165,13 +182,24 @@ class Peers:
         self._lost(peer, why)
 
     def _lost(self, peer: Peer, why: str) -> None:
+        if self.connected.get(peer.rank) is not peer:
+            return  # it was found lost before
         what = f"the agent of rank {peer.rank} on {peer.node} {why}"
         again = f"`glmspark restart {self.spec.name}`"
         advice = f"check that {peer.node} is up and that its fabric link holds; then {again}"
         seen = f"seen by rank {self.spec.rank} on {self.spec.node}"
-        self._finish(reason_of(what, self.spec, seen=seen, advice=advice, rank=peer.rank, node=peer.node))
+        reason = reason_of(what, self.spec, seen=seen, advice=advice, rank=peer.rank, node=peer.node)
+        if not self._over and self._wait_for(reason):
+            del self.connected[peer.rank]
+            peer.writer.close()
+            self._changed(sorted(self.connected))
+            if self.spec.connect is not None:
+                self._keep(self._connect())
+            return
+        self._finish(reason)
 
     async def _beat(self, peer: Peer) -> None:
         while not self._over and not peer.writer.is_closing():
-            peer.send({"beat": 1})
+            follows = self.spec.rank > 0 and self._seen is not None
+            peer.send({"beat": 1, "seen": self._seen()} if follows and self._seen else {"beat": 1})
             await asyncio.sleep(BEAT)

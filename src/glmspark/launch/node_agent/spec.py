@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,48 @@ from .proc import HOME_MARK, ID_MARK
 VERSION = 1
 # Variables torch and vLLM act on: a rank gets them from its spec, never by chance from a login.
 _PER_RANK = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", "VLLM_API_KEY")
+
+
+@dataclass(frozen=True)
+class Canary:
+    """A question with a known answer. expect: a regular expression that is found in it. seconds: for it."""
+
+    prompt: str
+    expect: str
+    max_tokens: int
+    seconds: float
+    thinking: bool = False
+
+
+@dataclass(frozen=True)
+class Api:
+    """Where rank 0 serves, as this node reaches it. listen: the address it binds."""
+
+    host: str
+    listen: str
+    port: int
+    model: str
+
+
+@dataclass(frozen=True)
+class Watching:
+    """What the leader judges by, and what it does then. Seconds, but for times (0: never) and minutes.
+
+    times, minutes: at most so many restarts in so long. start: for the engine to serve again. api: for it to
+    say how it is. tokens: without a token while requests run. canary: for an answer of one token; every:
+    between two of those while nothing else runs. halted: that a process of a rank may be stopped.
+    keep_up: come back when a node that was lost is there again, also after a reboot.
+    """
+
+    times: int = 0
+    minutes: float = 30.0
+    start: float = 600.0
+    api: float = 30.0
+    tokens: float = 60.0
+    canary: float = 60.0
+    every: float = 60.0
+    halted: float = 5.0
+    keep_up: bool = False
 
 
 @dataclass(frozen=True)
@@ -35,6 +77,10 @@ class Spec:
     join: float
     scratch: str | None
     stop: float
+    api: Api | None = None
+    canaries: tuple[Canary, ...] = ()
+    watching: Watching = Watching()
+    guard: Mapping[str, Any] | None = None
 
     @classmethod
     def parse(cls, value: Any) -> Spec:
@@ -86,6 +132,10 @@ class Spec:
             join=float(watch.get("join") or 60.0),
             scratch=scratch,
             stop=float(limits.get("stop") or 5.0),
+            api=_part(Api, value.get("api")),
+            canaries=tuple(_part(Canary, one) for one in get("canaries", list, [])),
+            watching=_part(Watching, value.get("watching")) or Watching(),
+            guard=get("guard", (dict, type(None))),
         )
 
     @property
@@ -107,6 +157,28 @@ class Spec:
         if self.rank == 0 and self.secrets.get("api_key"):
             env["VLLM_API_KEY"] = self.secrets["api_key"]
         return env | {ID_MARK: self.id, HOME_MARK: str(home)}
+
+
+_KINDS: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "bool": (bool,), "float": (int, float)}
+
+
+def _part(kind: type[Any], value: Any) -> Any:
+    """A part of the spec from its JSON object, None without one. Raises Trouble that names the field."""
+    if value is None:
+        return None
+    known = {one.name: one.type for one in fields(kind)}
+    if not isinstance(value, dict) or not set(value) <= set(known):
+        raise Trouble(f"the spec's {kind.__name__.lower()} is {value!r}", step="read the spec")
+    for name, found in value.items():
+        wanted = _KINDS[str(known[name])]
+        if not isinstance(found, wanted) or (isinstance(found, bool) and bool not in wanted):
+            raise Trouble(f"the spec's {kind.__name__.lower()}.{name} is {found!r}", step="read the spec")
+    try:
+        return kind(**value)
+    except TypeError as error:
+        raise Trouble(
+            f"the spec's {kind.__name__.lower()} lacks something: {error}", step="read the spec"
+        ) from None
 
 
 def _endpoint(text: Any) -> tuple[str, int] | None:

@@ -10,17 +10,27 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from .agent import Agent
-from .files import Home, Trouble, as_json, put, say, take_lock, write, write_json
+from .files import Home, Trouble, as_json, directories, locked, put, say, take_lock, write, write_json
+from .life import OVER
 from .proc import HOME_MARK, ID_MARK, boot_id
 from .spec import VERSION, Spec
-from .sweep import close_lost, is_scratch, sweep
+from .sweep import close_lost, make_scratch, sweep
 
 
-def start(home: Home, text: bytes) -> int:
-    """Start what a spec says; print one JSON line that says how it went. Raises Trouble."""
+def start(home: Home, text: bytes, *, resumed: bool = False) -> int:
+    """Start what a spec says; print one JSON line that says how it went. Raises Trouble.
+
+    resumed: in the place of an agent that is gone; the rank starts when the leader says so.
+    """
+    return begin(home, text, resumed=resumed, tell=put)
+
+
+def begin(home: Home, text: bytes, *, resumed: bool, tell: Callable[[object], None]) -> int:
+    """The same; tell: takes what is to be said of it."""
     value = as_json(text, "the spec")
     spec = Spec.parse(value)
     step = f"start rank {spec.rank}"
@@ -42,14 +52,14 @@ def start(home: Home, text: bytes) -> int:
             step="clean up",
             seen="\n".join(swept.stubborn),
         )
-    _prepare(home, spec, value)
+    _prepare(home, spec, value, resumed=resumed)
     read, report = os.pipe()
     child = os.fork()
     if child == 0:
         os.setsid()
         if os.fork():
             os._exit(0)
-        _become_agent(home, spec, lock, report)
+        _become_agent(home, spec, lock, report, resumed=resumed)
     os.close(report)
     os.waitpid(child, 0)
     with os.fdopen(read, "rb") as answer:
@@ -60,12 +70,13 @@ def start(home: Home, text: bytes) -> int:
     said = json.loads(line)
     if not said["ok"]:  # it is cleaning up; afterwards the next start may come
         take_lock(home.lock_file, 10.0)
-    put(said)
+    tell(said)
     return 0 if said["ok"] else 1
 
 
-def _prepare(home: Home, spec: Spec, value: dict[str, object]) -> None:
+def _prepare(home: Home, spec: Spec, value: dict[str, object], *, resumed: bool) -> None:
     """Write everything the agent needs. Raises Trouble; then no secret is left."""
+    before = (home.state() or {}) if resumed else {}
     home.prepare()
     now = time.time()
     first = {
@@ -73,6 +84,7 @@ def _prepare(home: Home, spec: Spec, value: dict[str, object]) -> None:
         "rank": spec.rank, "world": spec.world, "runtime": "container" if spec.container else "process",
         "state": "starting", "since": now, "created": now, "proven": False, "reason": None,
         "agent": None, "main": None, "container": None, "image": None, "docker": spec.docker,
+        "restarts": before.get("restarts") or [], "evidence": before.get("evidence"),
         "family": [], "processes": [], "shared_memory": [], "peers": [],
         "boot_id": boot_id(), "directory": str(home.path), "scratch": spec.scratch,
     }  # fmt: skip
@@ -80,8 +92,10 @@ def _prepare(home: Home, spec: Spec, value: dict[str, object]) -> None:
         if sys.argv[0] != str(home.agent):
             write(home.agent, Path(sys.argv[0]).read_bytes())
         if spec.scratch is not None:
-            _make_scratch(Path(spec.scratch))
+            make_scratch(Path(spec.scratch))
         write_json(home.spec_file, {name: part for name, part in value.items() if name != "record"})
+        if spec.guard is not None:
+            write_json(home.guard_file, spec.guard)
         if "record" in value:
             write_json(home.record_file, value["record"])
         if spec.container:
@@ -93,22 +107,13 @@ def _prepare(home: Home, spec: Spec, value: dict[str, object]) -> None:
     except Trouble:
         home.forget()
         home.spec_file.unlink(missing_ok=True)
+        home.guard_file.unlink(missing_ok=True)
         if spec.scratch is not None:
             shutil.rmtree(spec.scratch, ignore_errors=True)
         raise
 
 
-def _make_scratch(path: Path) -> None:
-    if is_scratch(path):
-        shutil.rmtree(path, ignore_errors=True)
-    try:
-        path.mkdir(mode=0o700)
-    except OSError as error:
-        advice = "if it is not another user's, remove it"
-        raise Trouble(f"cannot make {path}: {error.strerror}", step=f"make {path}", next=advice) from error
-
-
-def _become_agent(home: Home, spec: Spec, lock: int, report: int) -> None:
+def _become_agent(home: Home, spec: Spec, lock: int, report: int, *, resumed: bool) -> None:
     """What the forked child does; it never returns."""
     try:
         os.chdir(home.path)
@@ -125,7 +130,7 @@ def _become_agent(home: Home, spec: Spec, lock: int, report: int) -> None:
                     os.close(entry)
         for name in (ID_MARK, HOME_MARK):  # the agent is no part of what it watches
             os.environ.pop(name, None)
-        asyncio.run(_live_and_go(Agent(home, spec, lock, report)))
+        asyncio.run(_live_and_go(Agent(home, spec, lock, report, resumed=resumed)))
     except BaseException as error:  # noqa: BLE001 - a forked child must never run on into its parent's code
         say(f"the agent failed: {error!r}")
     finally:
@@ -151,6 +156,32 @@ def reap(home: Home, pipe: int) -> int:
     say(f"the agent was killed; removed {swept}")
     close_lost(home, "a rank's agent ended unexpectedly", swept)
     return 0
+
+
+def resume() -> int:
+    """Start the agents that nobody answers for of deployments that are to come back by themselves (keep_up),
+    after a reboot or a kill; print their names as one JSON line. Each waits for the others.
+
+    One that was stopped, or that stays down for a reason, is left alone.
+    """
+    resumed, troubles = [], []
+    for home in (Home(path) for path in directories()):
+        try:
+            text = kept(home)
+            spec = Spec.parse(as_json(text, "the spec"))
+        except Trouble:
+            continue
+        state = home.state() or {}
+        over = state.get("state") in OVER and not state.get("lost")
+        if not spec.watching.keep_up or not state.get("proven") or over or locked(home.lock_file):
+            continue
+        try:
+            begin(home, text, resumed=True, tell=lambda _: None)
+            resumed.append(home.name)
+        except Trouble as trouble:
+            troubles.append(f"{home.name}: {trouble}")
+    put({"ok": not troubles, "resumed": resumed, "troubles": troubles})
+    return 1 if troubles else 0
 
 
 def kept(home: Home) -> bytes:

@@ -147,6 +147,17 @@ def is_scratch(path: Path) -> bool:
     return path.name.startswith("glmspark-") and stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
 
 
+def make_scratch(path: Path) -> None:
+    """An empty scratch directory that only this user may enter. Raises Trouble."""
+    if is_scratch(path):
+        shutil.rmtree(path, ignore_errors=True)
+    try:
+        path.mkdir(mode=0o700)
+    except OSError as error:
+        advice = "if it is not another user's, remove it"
+        raise Trouble(f"cannot make {path}: {error.strerror}", step=f"make {path}", next=advice) from error
+
+
 def _remove(path: str, command: list[str], image: str | None) -> bool:
     """Remove a file or directory; what root in a container made is removed by a container of that image."""
     for attempt in ("here", "there"):
@@ -190,6 +201,13 @@ def close_lost(home: Home, what: str, swept: Swept) -> None:
     advice = f"`glmspark restart {home.name}` starts it again"
     what = f"{what}: rank {state.get('rank')} on {state.get('node')}"
     reason = {"what": what, **who, "seen": evidence or None, "next": advice, "at": time.time()}
-    closed = {"state": "failed", "since": time.time(), "family": [], "shared_memory": [], "processes": []}
+    closed = {
+        "state": "failed",
+        "lost": True,
+        "since": time.time(),
+        "family": [],
+        "shared_memory": [],
+        "processes": [],
+    }
     with contextlib.suppress(Trouble):
         write_json(home.state_file, {**state, "reason": state.get("reason") or reason, **closed})

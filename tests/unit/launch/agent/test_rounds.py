@@ -1,0 +1,182 @@
+"""Two real agents and ranks of a few lines: a deployment that was proven starts again as a whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.launch.agent.test_life_of_a_rank import Agents
+from tests.unit.launch.agent.test_peers import free_port
+
+# What a leader needs of an engine: /health, /metrics, an answer; and a port that it shares with the door.
+ENGINE = """\
+import http.server, json, socketserver, sys, time
+class Engine(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send(b"vllm:num_requests_running 0\\n")
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send(json.dumps({"choices": [{"message": {"content": "four"}}]}).encode())
+    def send(self, body):
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+    def log_message(self, *_):
+        pass
+class Server(socketserver.ThreadingTCPServer):
+    allow_reuse_address = allow_reuse_port = True
+    def server_bind(self):
+        import socket
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        super().server_bind()
+Server(("127.0.0.1", int(sys.argv[1])), Engine).serve_forever()
+"""
+
+
+class Two:
+    """A deployment of two ranks. watching: beyond what every test wants."""
+
+    def __init__(self, path: Path) -> None:
+        self.agents = []
+        for name in ("spark1", "spark2"):
+            (path / name).mkdir()
+            self.agents.append(Agents(path / name))
+        self.watch, self.api = free_port(), free_port()
+
+    def start(self, **watching: Any) -> None:
+        api = {"host": "127.0.0.1", "listen": "127.0.0.1", "port": self.api, "model": "m"}
+        judged = {"times": 2, "minutes": 30.0, "start": 20.0, "halted": 0.5, "every": 60.0, **watching}
+        canary = {"prompt": "2+2?", "expect": "^four$", "max_tokens": 5, "seconds": 5.0}
+        for rank in (1, 0):
+            argv = [sys.executable, "-c", ENGINE, str(self.api)] if rank == 0 else ["sleep", "999"]
+            where = {"listen" if rank == 0 else "connect": f"127.0.0.1:{self.watch}", "silence": 8.0}
+            more = {"api": api, "canaries": [canary]} if rank == 0 else {}
+            self.agents[rank].start(
+                *argv, rank=rank, world=2, node=f"spark{rank + 1}", watch=where, watching=judged, **more
+            )
+        end = time.monotonic() + 10
+        while not all(one.wait("running")["peers"] for one in self.agents):
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        for one in self.agents:
+            one("ready", "one", stdin={"state": "ready"})
+
+    def main(self, rank: int) -> int:
+        return int(self.agents[rank].wait("ready")["main"])
+
+    def back(self, times: int) -> list[dict[str, Any]]:
+        """The states once it is back from so many restarts."""
+        end = time.monotonic() + 20
+        while True:
+            found = [one.wait("ready", "restarting", "waiting", "failed", "stopping") for one in self.agents]
+            if all(one["state"] == "ready" and len(one["restarts"]) == times for one in found):
+                return found
+            assert all(one["state"] not in ("failed", "stopping") for one in found), found
+            assert time.monotonic() < end, found
+            time.sleep(0.05)
+
+    def status(self) -> int:
+        url = f"http://127.0.0.1:{self.api}/v1/models"
+        words = ["curl", "-s", "-o", "/dev/null", "-m", "2", "--noproxy", "*", "-w", "%{http_code}", url]
+        return int(subprocess.run(words, capture_output=True, text=True, check=False).stdout)
+
+
+def ask(home: Path, request: dict[str, Any]) -> None:
+    """A guard's word to the agent of its node."""
+    directory = os.open(home, os.O_PATH)  # a socket's path may be no longer than 107 bytes
+    with socket.socket(socket.AF_UNIX) as one:
+        one.connect(f"/proc/self/fd/{directory}/agent.sock")
+        one.sendall(json.dumps(request).encode() + b"\n")
+        assert one.recv(1 << 16)
+    os.close(directory)
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[Two]:
+    found = Two(tmp_path)
+    yield found
+    for agents in found.agents:
+        agents("stop", "one")
+        assert agents.left() == []
+
+
+def test_a_rank_that_ends_begins_all_anew_until_it_was_often_enough(two: Two) -> None:
+    two.start()
+    before = [two.main(0), two.main(1)]
+    os.kill(before[1], signal.SIGKILL)
+    head, other = two.back(1)
+    assert {head["main"], other["main"]}.isdisjoint(before)
+    assert head["reason"] is None
+    restart = head["restarts"][0]
+    assert (restart["cause"]["rank"], restart["cause"]["kind"]) == (1, "ended")
+    assert restart["seconds"] < 15
+    kept = Path(restart["evidence"])
+    assert "SIGKILL" in (kept / "cause.json").read_text()
+    assert b"vllm:num_requests_running" in (kept / "metrics.txt").read_bytes() or not head.get("metrics")
+    assert "python" in (kept / "stacks.txt").read_text()  # rank 0 lived on until it was kept
+    log = two.agents[1].home / "logs" / "rank-1.log"
+    assert "[glmspark: start 1 of this rank after the first]" in log.read_text()
+    os.kill(two.main(0), signal.SIGKILL)
+    two.back(2)
+    os.kill(two.main(1), signal.SIGKILL)
+    for one in two.agents:
+        reason = one.wait("failed", seconds=20)["reason"]
+        assert (reason["rank"], reason["node"]) == (1, "spark2")
+        assert reason["what"].endswith("restarted 2 times within 30 min, so it stays down")
+
+
+def test_a_halted_rank_begins_all_anew_and_clients_are_told(two: Two) -> None:
+    two.start()
+    assert two.status() == 200
+    os.kill(two.main(1), signal.SIGSTOP)
+    seen: dict[int, int] = {}
+    end = time.monotonic() + 20
+    while not all(
+        len(json.loads((one.home / "state.json").read_text())["restarts"]) == 1 for one in two.agents
+    ):
+        code = two.status()
+        seen[code] = seen.get(code, 0) + 1
+        assert time.monotonic() < end
+    head, _ = two.back(1)
+    assert "rank 1 on spark2 is halted: sleep" in head["restarts"][0]["cause"]["what"]
+    assert 503 in seen
+    assert 0 not in seen  # nobody was refused a connection
+
+
+def test_without_restarts_the_end_is_the_end_and_the_evidence_is_kept(two: Two) -> None:
+    two.start(times=0)
+    os.kill(two.main(1), signal.SIGKILL)
+    for one in two.agents:
+        state = one.wait("failed")
+        assert (state["reason"]["rank"], state["restarts"]) == (1, [])
+        assert (Path(state["evidence"]) / "cause.json").exists()
+
+
+def test_admission_is_closed_by_any_node_s_guard(two: Two) -> None:
+    two.start()
+    ask(
+        two.agents[1].home,
+        {"do": "admission", "open": False, "reason": {"what": "spark2 is short of memory"}},
+    )
+    file = two.agents[0].scratch / "admission-closed"
+    end = time.monotonic() + 5
+    while not file.exists():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    assert "spark2 is short of memory" in file.read_text()
+    assert two.agents[0].wait("ready")["admission"]["open"] is False
+    ask(two.agents[1].home, {"do": "admission", "open": True, "reason": None})
+    while file.exists():
+        assert time.monotonic() < end
+        time.sleep(0.02)
