@@ -14,6 +14,7 @@ import typer
 
 from glmspark import __version__
 from glmspark.cli import (
+    bench,
     bundle,
     chat,
     clean,
@@ -62,6 +63,7 @@ app.command()(guard.guard)
 app.command()(inspect.inspect)
 app.command()(fetch.fetch)
 app.command()(fetch.verify)
+app.add_typer(bench.app)
 app.add_typer(models.app)
 app.add_typer(tune.app)
 app.add_typer(speculator.app)
