@@ -64,7 +64,7 @@ def test_a_run_measures_every_point_and_keeps_the_record(tmp_path: Path) -> None
     assert [one.rounds for one in record.points] == [3, 3, 3]
     first = record.points[0]
     assert first.decode is not None
-    assert 0 < first.decode.median <= 1 / 0.004
+    assert 0 < first.decode.median <= 2 / 0.004
     assert first.tokens == 4
     assert seen.points == record.points
     assert seen.rounds >= 6
@@ -138,7 +138,7 @@ def test_two_endpoints_in_turns_give_the_ratio() -> None:
 
     found = asyncio.run(whole())
     assert found.pairs == 4
-    assert 1.3 < found.ratios["decode"].median < 2.5
+    assert 1.2 < found.ratios["decode"].median < 3.0
     assert found.differs["decode"]
 
 
