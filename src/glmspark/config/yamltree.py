@@ -7,6 +7,8 @@ Python objects. Building from parser events keeps depth and size bounded before 
 
 from __future__ import annotations
 
+import copy
+import functools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -62,7 +64,14 @@ class _RefusedError(Exception):
 
 def read_yaml(raw: bytes) -> YamlTree:
     """Parse a whole file. Whatever the bytes are, the result has either data or problems (or both, when
-    the only fault is a repeated key)."""
+    the only fault is a repeated key). It is the caller's own, also where the same bytes were parsed before."""
+    known = _parsed(raw)
+    return YamlTree(copy.deepcopy(known.data), dict(known.lines), list(known.problems))
+
+
+@functools.lru_cache(maxsize=32)
+def _parsed(raw: bytes) -> YamlTree:
+    """The tree of these bytes: every recipe names the same few sets of canaries."""
     tree = YamlTree()
     try:
         text = _decode(raw)

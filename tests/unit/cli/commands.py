@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.main import get_command
 
 from glmspark.cli import main
 from tests.unit.config.recipes import recipe_data
@@ -29,6 +31,10 @@ class Done:
         return json.loads(self.out)
 
 
+_command = functools.cache(get_command)
+"""Typer would build all commands anew for each call, as it does once in a process of its own."""
+
+
 class Glmspark:
     """`glmspark WORDS`, without a process of its own."""
 
@@ -38,6 +44,7 @@ class Glmspark:
     def __call__(self, *words: str | Path) -> Done:
         """Run it to its end."""
         self._monkeypatch.setattr(sys, "argv", ["glmspark", *map(str, words)])
+        self._monkeypatch.setattr("typer.main.get_command", _command)
         self._capsys.readouterr()
         try:
             main()

@@ -5,6 +5,18 @@ from hypothesis import strategies as st
 from glmspark.config.yamltree import MAX_BYTES, read_yaml
 
 
+def test_what_is_read_twice_is_not_shared():
+    raw = b"a: {b: [1, {c: 2}]}\na: 3\n"
+    first = read_yaml(raw)
+    first.data["a"]["b"][1]["c"] = 5
+    first.lines.clear()
+    first.problems.clear()
+    second = read_yaml(raw)
+    assert second.data == {"a": {"b": (1, {"c": 2})}}
+    assert second.lines
+    assert len(second.problems) == 1
+
+
 def problem(raw: bytes):
     tree = read_yaml(raw)
     assert tree.data is None
