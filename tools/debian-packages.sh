@@ -20,8 +20,8 @@ packages="make python3 python3-venv libnuma1 ca-certificates"
 lab_packages="iproute2:tc openssh-server:sshd openssh-client:ssh-keygen docker.io:dockerd sudo:sudo tini:tini
   debootstrap:debootstrap procps:sysctl iputils-ping:ping iperf3:iperf3"
 
-# fio: what a disk gives, to compare the loader with.
-bench_packages="fio:fio"
+# fio: what a disk gives, to compare the loader with. rsync: how people copy weights, to compare `fetch` with.
+bench_packages="fio:fio rsync:rsync"
 
 usage() {
   echo "usage: tools/debian-packages.sh [lab] [bench] [--install | --list]" >&2

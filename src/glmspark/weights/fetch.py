@@ -24,8 +24,9 @@ from glmspark.nodes.listings import listings
 from glmspark.weights.hub import HubFiles
 from glmspark.weights.parts import Layout, NodePart, chain_parts, is_part, node_parts
 from glmspark.weights.spread import HubSource, Outcome, Plan, Progress, chain, spread
+from glmspark.weights.ways import Ways, ways
 
-__all__ = ["Files", "Options", "fabric_addresses", "fetch", "parts_of", "pythons"]
+__all__ = ["Files", "Options", "fetch", "parts_of", "pythons"]
 
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,250}", re.ASCII)
 
@@ -55,23 +56,6 @@ class Files:
     found: Inspection | None = None
 
 
-def fabric_addresses(cluster: Cluster) -> dict[str, str]:
-    """Each node's own address on the fabric. Raises GlmsparkError where one of several has none."""
-    found: dict[str, str] = {}
-    for node in cluster.nodes:
-        if node.fabric:
-            found[node.name] = str(node.fabric[0].address.ip)
-        elif len(cluster.nodes) == 1:
-            found[node.name] = "127.0.0.1"
-        else:
-            raise GlmsparkError(
-                f"{node.name} has no fabric address",
-                step="read cluster.yaml",
-                next="`glmspark init` finds the fabric; or write nodes.fabric by hand",
-            )
-    return found
-
-
 def pythons(cluster: Cluster) -> tuple[str, ...]:
     """Where a node may have a Python with blake3: the runtime's, and what this machine runs on."""
     runtime = cluster.runtime
@@ -93,26 +77,31 @@ async def fetch(
 
     told: progress by node. noted: what is being done before there is any.
     """
-    addresses = fabric_addresses(cluster)
     files = await _look(fleet, source, place, options, noted)
-    order = [files.first, *(name for name in fleet.nodes if name != files.first)]
+    way = ways(cluster, [files.first, *(name for name in fleet.nodes if name != files.first)])
     if options.layout is None:
-        pieces = chain(order, files.sizes, hub=files.hub)
+        pieces = chain(way, files.sizes, hub=files.hub)
     else:
         parts = _parts(files, options.layout, source)
-        pieces = chain_parts(order, files.sizes, parts, hub=files.hub)
+        pieces = chain_parts(way, files.sizes, parts, hub=files.hub)
     plan = Plan(
         directory=place,
         pieces=pieces,
-        addresses=addresses,
+        addresses=way.addresses,
         elsewhere=_elsewhere(source, cluster),
         rate=options.rate,
         trusted=options.trusted,
         headers=files.headers,
     )
     total = format_size(sum(files.sizes.values()))
-    noted(f"{total} from {'the hub' if files.hub else files.first}, along {' → '.join(order)}")
+    noted(f"{total} from {'the hub' if files.hub else files.first}, along {_along(way)}")
     return await spread(fleet, plan, pythons=pythons(cluster), told=told)
+
+
+def _along(way: Ways) -> str:
+    """The chain, or the directions of a ring, in words."""
+    ends = [name for name in way.order if name not in way.before.values()]
+    return " and ".join(" → ".join([*reversed(way.above(name)), name]) for name in ends)
 
 
 async def parts_of(

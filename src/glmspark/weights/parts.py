@@ -16,6 +16,7 @@ from glmspark.plan.checks import drafts_with_mtp
 from glmspark.plan.split import check_layout, layer_ranges
 from glmspark.weights.holdings import expert_places, needed_tensors, tensor_name
 from glmspark.weights.spread import HubSource, Part, Piece
+from glmspark.weights.ways import Ways
 
 __all__ = ["MARK", "Layout", "NodePart", "chain_parts", "is_part", "layout_of", "needed_names", "node_parts"]
 
@@ -179,17 +180,17 @@ def _part(shard: Shard, names: set[str]) -> Part:
 
 
 def chain_parts(
-    nodes: Sequence[str],
+    way: Ways,
     files: Mapping[str, int],
     parts: Mapping[str, NodePart],
     hub: Mapping[str, HubSource] | None = None,
 ) -> dict[str, list[Piece]]:
-    """Where each node takes what it stores from: the nearest before it that stores all of the file, else the
-    first, which has everything or passes on what it does not store itself.
+    """Where each node takes what it stores from: the nearest on the way from the first that stores all of the
+    file, else the first, which has everything or passes on what it does not store itself.
 
     The index is each node's own, and config.json comes last.
     """
-    first = nodes[0]
+    first, nodes = way.order[0], way.order
     others = sorted(name for name in files if not name.endswith(".safetensors") and name != INDEX)
     others.sort(key=lambda name: name == "config.json")
     shards = sorted(name for name in files if name.endswith(".safetensors"))
@@ -197,7 +198,11 @@ def chain_parts(
     passed = {name for node in nodes[1:] for name in parts[node].shards}
     ids = {name: one.sha256 or one.blob for name, one in hub.items()} if hub else {}
     result: dict[str, list[Piece]] = {}
-    holders = dict.fromkeys([*others, *shards], first)
+    holds: dict[str, set[str]] = {first: {*others, *shards}}
+
+    def nearest(node: str, name: str) -> str:
+        return next(one for one in way.above(node) if name in holds[one])
+
     for node in nodes:
         mine = parts[node]
         pieces: list[Piece] = []
@@ -205,9 +210,7 @@ def chain_parts(
             kept = name in mine.shards
             part = mine.shards.get(name, Part("", ()))
             if node != first and kept:
-                pieces.append(Piece(name, files[name], holders[name], part, identity=ids.get(name)))
-                if part is None:
-                    holders[name] = node
+                pieces.append(Piece(name, files[name], nearest(node, name), part, identity=ids.get(name)))
             elif node == first and hub is None:
                 pieces.append(Piece(name, files[name], None))
             elif node == first and (kept or name in passed):
@@ -217,9 +220,10 @@ def chain_parts(
             pieces += [Piece(name, files[name], None) for name in others]
         else:
             pieces.append(Piece(INDEX, len(mine.index.encode()), mine.index.encode()))
-            where = hub if node == first else None
-            pieces += [Piece(name, files[name], where[name] if where else holders[name]) for name in others]
-            pieces.sort(key=lambda piece: piece.name == "config.json")
-            holders |= dict.fromkeys(others, node)
+            for name in others:
+                source = hub[name] if hub and node == first else nearest(node, name)
+                pieces.append(Piece(name, files[name], source))
+        if node != first:
+            holds[node] = {*others, *(name for name, part in mine.shards.items() if part is None)}
         result[node] = pieces
     return result

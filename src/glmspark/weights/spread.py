@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import datetime
 import ipaddress
-import itertools
 import json
 import secrets
 import time
@@ -25,6 +24,7 @@ from glmspark.nodes.node import LocalNode, LocalProcess
 from glmspark.nodes.ssh import SshNode
 from glmspark.nodes.transport import NodeError
 from glmspark.weights.archive import Program, place
+from glmspark.weights.ways import Ways
 
 __all__ = ["HubSource", "Outcome", "Part", "Piece", "Plan", "Progress", "certificate", "chain", "spread"]
 
@@ -90,12 +90,13 @@ class Piece:
 
 @dataclass(frozen=True)
 class Plan:
-    """What each node is to have, and where from. addresses: each node's on the fabric. elsewhere: patterns of
-    directories on nodes in which the files may lie already. rate: bytes a second that each node sends."""
+    """What each node is to have, and where from. addresses: by giver and taker, the giver's. elsewhere:
+    patterns of directories on nodes in which the files may lie already. rate: bytes a second that each node
+    sends."""
 
     directory: str
     pieces: Mapping[str, Sequence[Piece]]
-    addresses: Mapping[str, str]
+    addresses: Mapping[str, Mapping[str, str]]
     elsewhere: tuple[str, ...] = ()
     rate: int | None = None
     trusted: bool = False
@@ -130,7 +131,7 @@ class Outcome:
 
 
 def chain(
-    nodes: Sequence[str],
+    way: Ways,
     files: Mapping[str, int],
     hub: Mapping[str, HubSource] | None = None,
 ) -> dict[str, list[Piece]]:
@@ -140,9 +141,10 @@ def chain(
     model yet.
     """
     order = sorted(files, key=lambda name: (name == "config.json", name))
-    pieces = {nodes[0]: [Piece(name, files[name], hub[name] if hub else None) for name in order]}
-    for before, node in itertools.pairwise(nodes):
-        pieces[node] = [Piece(name, files[name], before) for name in order]
+    first = way.order[0]
+    pieces = {first: [Piece(name, files[name], hub[name] if hub else None) for name in order]}
+    for node in way.order[1:]:
+        pieces[node] = [Piece(name, files[name], way.before[node]) for name in order]
     return pieces
 
 
@@ -191,7 +193,8 @@ async def spread(
     for name in names:
         if name in fleet.lost:
             raise fleet.lost[name]
-        ipaddress.ip_address(plan.addresses[name])
+        for address in plan.addresses[name].values():
+            ipaddress.ip_address(address)
     programs: dict[str, Program] = {}
     for name, found in (await fleet.each(lambda node: place(node, pythons), names=names)).items():
         if isinstance(found, NodeError):
@@ -230,7 +233,7 @@ class _Run:
         self.fleet, self.plan, self.programs = fleet, plan, programs
         self.algorithm, self.key, self.told = algorithm, key, told
         self.progress = {name: Progress(name) for name in plan.pieces}
-        self._where: dict[str, str] = {}
+        self._where: dict[str, Mapping[str, str]] = {}
         self._processes: dict[str, Process] = {}
         self._begun = time.monotonic()
         self._over = asyncio.Event()
@@ -289,8 +292,8 @@ class _Run:
         self._processes[name] = process
         try:
             process.stdin.write(json.dumps(self._spec(name)).encode() + b"\n")
-            if self._where:
-                self._tell(process, self._where)
+            for giver, where in self._where.items():
+                self._tell(name, giver, where)
             while line := await process.stdout.readline():
                 self._heard(name, json.loads(line))
             await process.wait_closed()
@@ -303,13 +306,13 @@ class _Run:
 
     def _spec(self, name: str) -> dict[str, Any]:
         plan = self.plan
-        gives = any(piece.source == name for pieces in plan.pieces.values() for piece in pieces)
+        takers = [one for one, pieces in plan.pieces.items() if any(piece.source == name for piece in pieces)]
         downloads = any(isinstance(piece.source, HubSource) for piece in plan.pieces[name])
         return {
             "directory": plan.directory,
             "algorithm": self.algorithm,
             "files": [piece.to_json() for piece in plan.pieces[name]],
-            "listen": plan.addresses[name] if gives else None,
+            "listen": sorted({plan.addresses[name][one] for one in takers}),
             "key": self.key,
             "rate": plan.rate,
             "elsewhere": plan.elsewhere,
@@ -319,10 +322,10 @@ class _Run:
     def _heard(self, name: str, said: dict[str, Any]) -> None:
         mine = self.progress[name]
         match said.get("t"):
-            case "listening" if said["address"] is not None:
-                self._where[name] = said["address"]
-                for other in self._processes.values():
-                    self._tell(other, {name: said["address"]})
+            case "listening" if said["addresses"]:
+                self._where[name] = said["addresses"]
+                for taker in self._processes:
+                    self._tell(taker, name, said["addresses"])
             case "progress" | "done":
                 for key in ("verified", "total", "received", "sent", "cpu", "wrong", "broken", "reused"):
                     if key in said:
@@ -356,10 +359,13 @@ class _Run:
                 with contextlib.suppress(OSError, asyncssh.Error):
                     process.stdin.write(json.dumps({"release": [name]}).encode() + b"\n")
 
-    @staticmethod
-    def _tell(process: Process, where: Mapping[str, str]) -> None:
-        with contextlib.suppress(OSError, asyncssh.Error):
-            process.stdin.write(json.dumps({"upstreams": dict(where)}).encode() + b"\n")
+    def _tell(self, taker: str, giver: str, where: Mapping[str, str]) -> None:
+        """Where a giver listens, for one that may take from it."""
+        address = where.get(self.plan.addresses.get(giver, {}).get(taker, ""))
+        if address is not None:
+            with contextlib.suppress(OSError, asyncssh.Error):
+                said = json.dumps({"upstreams": {giver: address}})
+                self._processes[taker].stdin.write(said.encode() + b"\n")
 
     def _all_done(self) -> bool:
         return all(one.done for one in self.progress.values())

@@ -101,3 +101,8 @@ def test_fetch_says_what_it_cannot_use(glmspark: Glmspark, cluster: Path) -> Non
     assert "comes with glmspark" in glmspark("fetch", "glm-tiny", "--cluster", cluster).err
     assert "--rate" in glmspark("fetch", "glm-tiny", "--cluster", cluster, "--rate", "fast").err
     assert glmspark("verify", "glm-tiny", "--cluster", cluster).code == 2
+    assert "`glmspark up glm-tiny` starts it" in glmspark("fetch", "glm-tiny").err
+    assert "--only-needed" in glmspark("fetch", "glm-5.2-4x-mtp", "--pp", "2").err
+    said = glmspark("fetch", "glm-5.2-4x-mtp", "--only-needed", "--tp", "1")
+    assert "nothing would be saved" in said.err
+    assert "too few" in glmspark("fetch", "glm-5.2-4x-mtp", "--only-needed").err

@@ -197,6 +197,31 @@ QUANTIZED["quantization-files-differ"] = lambda s: s.files.update(
     {"hf_quant_config.json": '{"quantization": {"quant_algo": "NVFP4"}}'}
 )
 
+
+def quantize_routers(s: Seed) -> None:
+    """All of the trunk's routers in NVFP4, as the config says."""
+    s.config["quantization_config"]["ignore"].remove("*mlp.gate")
+    for name in [one for one in s.tensors if one.endswith(".mlp.gate.weight") and "layers.4." not in one]:
+        rows, inputs = s.tensors[name][1]
+        s.tensors |= {
+            name: ("U8", (rows, inputs // 2)),
+            f"{name}_scale": ("F8_E4M3", (rows, inputs // 16)),
+            f"{name}_scale_2": ("F32", ()),
+        }
+
+
+QUANTIZED["quantizes-what-it-should-not"] = quantize_routers
+SEEDS["reap-plan"] = lambda s: s.files.update({"reap-prune-plan-full.json": '{"1": {"kept": "all"}}'})
+
+
+def leave_out_of_the_index(path: Path) -> None:
+    index = json.loads((path / INDEX).read_text())
+    del index["weight_map"]["lm_head.weight"]
+    (path / INDEX).write_text(json.dumps(index))
+
+
+AFTERWARDS["index-incomplete"] = leave_out_of_the_index
+AFTERWARDS["no-shards"] = lambda path: [one.unlink() for one in (*path.glob("*.safetensors"), path / INDEX)]
 AFTERWARDS["shard-truncated"] = lambda path: os.truncate(first(path), first(path).stat().st_size - 8)
 AFTERWARDS["shard-overlap"] = lambda path: rewrite(first(path), overlap)
 AFTERWARDS["shard-layout"] = lambda path: first(path).write_bytes(first(path).read_bytes() + bytes(8))
@@ -223,6 +248,9 @@ WARNINGS = {
     "indexer-absent",
     "stray-shard",
     "quantization-files-differ",
+    "quantizes-what-it-should-not",
+    "reap-plan",
+    "index-incomplete",
 }
 
 

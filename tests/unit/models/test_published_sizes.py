@@ -69,13 +69,22 @@ def test_glm_5_3_flash(look):
 def test_reap_469b(look):
     """156 of 256 experts in NVFP4, no MTP weights: 287 GB.
 
-    The name's 469 B is what config.json declares in all: an indexer on each of 78 layers, an MTP layer with
-    156 experts and its own copies of embedding and head. Stored are 460.7 B.
+    The name's 469 B is no count of what is stored, which follows from GLM-5.2's own and from what was taken
+    out; see docs/inspect.md.
     """
     found = look("glm-5.2-reap-469b-nvfp4")
     assert [problem.rule for problem in found.problems] == ["mtp-absent"]
     assert found.nbytes == pytest.approx(287e9, rel=0.01)
     shape = found.architecture
+    # The released trunk (743.4 B) without 100 experts and router rows in each of 75 layers, and with indexers
+    # on the 57 layers that share another's there.
+    released = known_architecture(CHECKPOINTS["glm-5.2-bf16"][0], "config.json")
+    sharing = sum(layer.indexer != "full" for layer in released.layers)
+    indexer = released.parameters["indexer"] // (len(released.layers) - sharing)
+    expert = 3 * shape.hidden_size * shape.moe_intermediate_size
+    taken_out = 75 * 100 * (expert + shape.hidden_size + 1)
+    assert found.parameters == pytest.approx(743.4e9 - taken_out + sharing * indexer, rel=0.001)
+    assert found.parameters == released.trunk_parameters - taken_out + sharing * indexer
     copies = 2 * shape.vocab_size * shape.hidden_size
     assert declared("glm-5.2-reap-469b-nvfp4") + copies == pytest.approx(469e9, rel=0.001)
     assert found.parameters == shape.trunk_parameters

@@ -7,8 +7,10 @@ import random
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from glmspark.weights.relay.digest import CHUNK
+from glmspark.weights.relay.digest import CHUNK, digest
+from glmspark.weights.relay.manifest import write_manifest
 from tests.unit.weights.relays import Proxy, Relay, flip_on_disk, model, new_key, program, same
 
 SIZES = {"a.safetensors": 4 * CHUNK + 4321, "b.safetensors": 2 * CHUNK, "c.json": 10, "config.json": 777}
@@ -20,16 +22,18 @@ class Scene:
     """A source, a link and a receiver; the receiver has its address once `go` is called."""
 
     def __init__(self, directory: Path, chance: random.Random, trusted: bool) -> None:
-        directory.mkdir(parents=True)
+        directory.mkdir(parents=True, exist_ok=True)
         self.pyz = program(directory)
         self.chance = chance
         self.key = new_key(trusted)
         self.source = model(directory / "source", SIZES, chance.randrange(1000))
         self.target = directory / "target"
+        # As a node that was fetched to has it: the hashes of what it gives are known.
+        write_manifest(self.source, "blake3", {name: hashes(self.source / name) for name in SIZES})
         self.sender = Relay(self.pyz, self.source, SIZES, self.key, None)
         self.link = Proxy(self.sender.address, RATE)
-        self.receiver = Relay(self.pyz, self.target, SIZES, self.key, "sender")
-        self.received = 0
+        streams = chance.choice((1, 3))
+        self.receiver = Relay(self.pyz, self.target, SIZES, self.key, "sender", streams=streams)
 
     def go(self) -> None:
         self.receiver.upstream("sender", self.link.address)
@@ -71,10 +75,12 @@ def kill_receiver(scene: Scene) -> None:
     scene.go()
     scene.somewhere()
     scene.receiver.kill()
+    verified = scene.receiver.last.get("verified", 0)
     scene.receiver.start()
     scene.go()
     said = scene.done()
     assert said["received"] + said["reused"] == TOTAL
+    assert said["reused"] >= verified
 
 
 def cut_link(scene: Scene) -> None:
@@ -108,16 +114,45 @@ def flip_at_receiver(scene: Scene) -> None:
     scene.done()
 
 
+def flip_at_sender(scene: Scene) -> None:
+    """A byte turns over on the disk that gives while it gives: nobody takes it, and its file is named."""
+    scene.go()
+    scene.somewhere()
+    shard, at = scene.source / "a.safetensors", scene.chance.randrange(SIZES["a.safetensors"])
+    flip_on_disk(shard, at)
+    said = scene.receiver.until("done", "failed", seconds=90)
+    flip_on_disk(shard, at)
+    if said["t"] == "failed":
+        assert "a.safetensors came 3 times from sender" in said["error"], said
+        assert not (scene.target / "a.safetensors").exists()
+        verified = scene.receiver.last.get("verified", 0)
+        scene.receiver.kill()
+        scene.receiver.start()
+        scene.go()
+        again = scene.done()
+        assert again["received"] + again["reused"] == TOTAL
+        assert again["reused"] >= verified
+    else:
+        assert same(scene.source, scene.target)
+
+
+def hashes(path: Path) -> dict[str, Any]:
+    """What a manifest says of a file."""
+    data = path.read_bytes()
+    found = [digest("blake3", data[at : at + CHUNK]) for at in range(0, len(data), CHUNK)]
+    return {"size": len(data), "mtime_ns": path.stat().st_mtime_ns, "digests": b"".join(found).hex()}
+
+
 FAULTS: dict[str, Callable[[Scene], None]] = {
     one.__name__.replace("_", " "): one
-    for one in (kill_sender, kill_receiver, cut_link, flip_on_wire, flip_at_receiver)
+    for one in (kill_sender, kill_receiver, cut_link, flip_on_wire, flip_at_receiver, flip_at_sender)
 }
 
 
-def happen(name: str, directory: Path, seed: int) -> None:
+def happen(name: str | Callable[[Scene], None], directory: Path, seed: int) -> None:
     """One fault in a scene of its own; encrypted and trusted by turns."""
     scene = Scene(directory, random.Random(seed), trusted=bool(seed % 2))
     try:
-        FAULTS[name](scene)
+        (FAULTS[name] if isinstance(name, str) else name)(scene)
     finally:
         scene.close()

@@ -65,7 +65,7 @@ class Relay:
             "algorithm": "blake3",
             "files": more.pop("listed", None)
             or [{"name": name, "size": size, "from": upstream} for name, size in files.items()],
-            "listen": HOST,
+            "listen": [HOST],
             "key": key,
             **more,
         }
@@ -81,7 +81,8 @@ class Relay:
         )
         self.tell(self.spec)
         threading.Thread(target=self._read, args=(self.process,), daemon=True).start()
-        self.address = str(self.until("listening", "failed").get("address"))
+        said = self.until("listening", "failed")
+        self.address = next(iter((said.get("addresses") or {"": str(said)}).values()), "")
 
     def _read(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None

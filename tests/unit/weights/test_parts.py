@@ -12,6 +12,7 @@ from glmspark.recipes import __file__ as recipes
 from glmspark.weights.parts import Layout, NodePart, chain_parts, is_part, needed_names, node_parts
 from glmspark.weights.relay.digest import CHUNK
 from glmspark.weights.spread import HubSource
+from glmspark.weights.ways import Ways
 from tests.unit.weights.hub import COMMIT, REPOSITORY, serving
 from tests.unit.weights.relays import Relay, flip_on_disk, model, new_key, program
 
@@ -90,7 +91,9 @@ class Spread:
         if hub is not None:
             url = f"{hub.url}/{REPOSITORY}/resolve/{COMMIT}/"
             places = {name: HubSource(url + name, None, f"blob of {name}") for name in self.sizes}
-        pieces = chain_parts(nodes, self.sizes, wanted, hub=places)
+        pieces = chain_parts(
+            Ways(tuple(nodes), dict(zip(nodes[1:], nodes, strict=False)), {}), self.sizes, wanted, hub=places
+        )
         key, said = new_key(True), {}
         relays = {}
         for node in nodes:

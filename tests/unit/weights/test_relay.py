@@ -162,7 +162,7 @@ def test_whoever_does_not_know_the_secret_gets_nothing(pyz, tmp_path, trusted):
 
 def test_it_listens_on_the_given_address_alone(pyz, tmp_path):
     giver = Relay(
-        pyz, model(tmp_path / "a", {"x.json": 5}), {"x.json": 5}, new_key(True), None, listen="127.0.0.2"
+        pyz, model(tmp_path / "a", {"x.json": 5}), {"x.json": 5}, new_key(True), None, listen=["127.0.0.2"]
     )
     assert giver.address.startswith("127.0.0.2:")
     with pytest.raises(OSError, match="refused"):

@@ -12,6 +12,7 @@ import json
 import os
 import queue
 import shutil
+import socket
 import sys
 import threading
 import time
@@ -65,13 +66,13 @@ class Transfer:
             self._know(entry)
         server = None
         if self.spec.get("listen"):
-            listener = listen(self.spec["listen"])
-            server = Server(listener, self.files, self.spec["key"], self.spec.get("rate"))
-            server.start()
-            host, port = listener.getsockname()[:2]
-            say("listening", address=f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+            listeners = {address: listen(address) for address in self.spec["listen"]}
+            server = Server(self.files, self.spec["key"], self.spec.get("rate"))
+            for one in listeners.values():
+                server.start(one)
+            say("listening", addresses={address: _place(one) for address, one in listeners.items()})
         else:
-            say("listening", address=None)
+            say("listening", addresses={})
         for work in (lambda: self._tell(server), self._fetch_all, self._fetch_asked):
             threading.Thread(target=work, daemon=True).start()
         stopped = False
@@ -229,6 +230,12 @@ class Transfer:
             cpu=round(used.user + used.system, 3),
             **self._numbers(),
         )
+
+
+def _place(listener: socket.socket) -> str:
+    """IP:PORT."""
+    host, port = listener.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def main(words: list[str]) -> int:

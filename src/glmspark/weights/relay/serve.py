@@ -42,23 +42,21 @@ class Pace:
 class Server:
     """Gives the files of one node. sent: bytes of chunks that went out."""
 
-    def __init__(
-        self, listener: socket.socket, files: Mapping[str, File], key: Mapping[str, str], rate: int | None
-    ) -> None:
-        self._listener, self._files, self._key = listener, files, key
+    def __init__(self, files: Mapping[str, File], key: Mapping[str, str], rate: int | None) -> None:
+        self._files, self._key = files, key
         self._pace = Pace(rate)
         self.sent = 0
         self.refused = 0
         self._lock = threading.Lock()
 
-    def start(self) -> None:
+    def start(self, listener: socket.socket) -> None:
         """Accept connections in the background."""
-        threading.Thread(target=self._accept, daemon=True).start()
+        threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
 
-    def _accept(self) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         while True:
             try:
-                plain, _ = self._listener.accept()
+                plain, _ = listener.accept()
             except OSError:
                 return
             threading.Thread(target=self._serve, args=(plain,), daemon=True).start()

@@ -22,6 +22,8 @@ _LINE = 1 << 26
 _NONCE = 32
 TIMEOUT = 30.0
 """Seconds without a byte after which a connection is given up."""
+_RECORD = (1 << 14) + 512
+"""Bytes of a TLS record at most (RFC 8446, 5.2: 2^14 + 256, and its header)."""
 PIECE = 1 << 18
 """Bytes encrypted, sent or received in one go."""
 
@@ -138,7 +140,9 @@ class _Encrypted:
                 done = self._tls.read(len(view), view)  # type: ignore[arg-type]
             except ssl.SSLWantReadError:
                 self._flush()
-                self._more()
+                # What is encrypted is no shorter than what it says, and OpenSSL holds a part of a record at
+                # most: so much comes in any case.
+                self._more(len(view) - self._in.pending - _RECORD)
                 continue
             if not done:
                 raise ConnectionError("the connection ended")
@@ -155,8 +159,12 @@ class _Encrypted:
         if self._out.pending:
             self._socket.sendall(self._out.read())
 
-    def _more(self) -> None:
-        count = self._socket.recv_into(self._buffer)
+    def _more(self, at_least: int = 0) -> None:
+        """Receive what is there; or so many bytes in one call: a slow link brings little at a time."""
+        if at_least > 0:
+            count = self._socket.recv_into(self._buffer, min(at_least, PIECE), socket.MSG_WAITALL)
+        else:
+            count = self._socket.recv_into(self._buffer)
         if count == 0:
             raise ConnectionError("the connection ended")
         self._in.write(memoryview(self._buffer)[:count])
