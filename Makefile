@@ -13,8 +13,8 @@ endif
 VENV := $(or $(GLMSPARK_VENV),.venv)
 BIN := $(VENV)/bin
 TESTS := $(wildcard tests/unit tests/engine tests/lab)
-# Unit tests mostly wait for small processes of their own: three at a time halve the time on two cores.
-MANY := -n 3
+# Many unit tests wait for small processes of their own: four at a time keep two cores busy to the end.
+MANY := -n 4 --dist worksteal
 # The lab makes network namespaces, which takes root. In CI its absence is a failure, not a matter of taste.
 ifneq ($(shell id -u),0)
 ifndef CI

@@ -64,7 +64,7 @@ class _RefusedError(Exception):
 
 def read_yaml(raw: bytes) -> YamlTree:
     """Parse a whole file. Whatever the bytes are, the result has either data or problems (or both, when
-    the only fault is a repeated key). It is the caller's own, also where the same bytes were parsed before."""
+    the only fault is a repeated key). It is the caller's own, also where the same bytes were read before."""
     known = _parsed(raw)
     return YamlTree(copy.deepcopy(known.data), dict(known.lines), list(known.problems))
 
