@@ -6,7 +6,6 @@ import os
 from importlib.resources import files
 from pathlib import Path
 
-from glmspark.config.cluster import Paths
 from glmspark.config.paths import expand, state_dir
 from glmspark.config.recipe import ModelSource
 from glmspark.models.errors import CheckpointError
@@ -49,6 +48,8 @@ def _package(name: str) -> Path:
 
 
 def _hub(source: ModelSource) -> Path:
+    from glmspark.config.cluster import Paths
+
     cache = _hub_cache()
     repository = cache / f"models--{source.name.replace('/', '--')}"
     revision = str(source.revision)
