@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import json
 import os
+from types import SimpleNamespace
 
 os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are imported
 
 import torch
 
-from glmspark.engine.attention import decode, reference, shares
+from glmspark.engine.attention import decode, reference, self_test, shares
 from glmspark.engine.attention.layout import LATENT, Cache, Format, cache_of, pack
 from glmspark.engine.attention.shapes import Shape
 
@@ -94,6 +95,43 @@ def dense(kind: Format, rope: int, heads: int, splits: int, world: int, interlea
     say(f"dense {kind.name} rope {rope} heads {heads} splits {splits} of {world} ranks", found, right)
 
 
+def backend(kind: str, world: int) -> None:
+    """vLLM's metadata of two requests of three rows and one of padding, decoded by the class on each rank."""
+    from glmspark.engine.attention.backend import DenseMLAImpl
+
+    starts = torch.tensor([0, 3, 6, 6], dtype=torch.int32)
+    lengths = torch.tensor([37, 20, 0], dtype=torch.int32)
+    query = torch.randn(9, 8, LATENT + 64) * 0.3  # padding has as many rows as every request
+    whole = cache(Format.FP8 if kind == "fp8" else Format.PLAIN, 64, 12)
+    table = torch.randperm(12).view(3, 4).to(torch.int32)
+    bounds = shares.row_lengths(starts, lengths, 9)
+    parts = []
+    for rank in range(world):
+        held = whole if world == 1 else of_rank(whole, table, world, rank, 1)
+        impl = object.__new__(DenseMLAImpl)
+        impl.kv_cache_dtype, impl.kv_lora_rank, impl.scale = kind, LATENT, SCALE
+        impl.dcp_world_size, impl.dcp_rank, impl.interleave = world, rank, 1
+        local = shares.local_lengths(lengths, world, rank)
+        decoding = SimpleNamespace(
+            block_table=table,
+            seq_lens=local if world > 1 else lengths,
+            dcp_tot_seq_lens=lengths if world > 1 else None,
+        )
+        step = SimpleNamespace(
+            decode=decoding, query_start_loc=starts, max_seq_len=-(-37 // world), causal=True
+        )
+        layer = SimpleNamespace(_k_scale=torch.tensor(0.02))
+        halves = (query[..., :LATENT], query[..., LATENT:])
+        parts.append(impl.forward_mqa(halves if rank % 2 == 0 else query, held.latent, step, layer))
+    found = parts[0]
+    if world > 1:
+        outs, lses = (torch.stack([part[n] for part in parts]) for n in (0, 1))
+        found = decode.merge_parts(outs, lses, torch.float32)
+    say(
+        f"backend {kind} of {world} ranks", found, reference.dense(query, whole, table, starts, bounds, SCALE)
+    )
+
+
 def of_rank(whole: Cache, table: torch.Tensor, world: int, rank: int, interleave: int) -> Cache:
     """What one rank keeps of a cache: its tokens in order, in the same pages; the rest is poison."""
     mine = whole.latent.new_zeros(whole.latent.shape).fill_(float("nan"))
@@ -119,6 +157,13 @@ def main() -> None:
         (Format.PLAIN, 64, 8, 2, 2, 1), (Format.PLAIN, 0, 8, 1, 4, 1), (Format.PLAIN, 64, 8, 2, 2, 4),
     ]:  # fmt: skip
         dense(kind, rope, heads, splits, world, interleave)
+    backend("fp8", 1)
+    backend("auto", 2)
+    for kind, world, rank in [(Format.PLAIN, 1, 0), (Format.FP8, 2, 1)]:
+        wanted = self_test.Wanted(kind, 8, 64, 3, PAGE, torch.float32, world, rank)
+        out, lse = self_test.differences(wanted, torch.device("cpu"), longest=60)
+        row = {"case": f"self-test {kind.name}", "off": out, "lse_off": lse, "empty_right": True, "empty": 8}
+        print(json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":

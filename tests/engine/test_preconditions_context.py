@@ -5,15 +5,19 @@ from __future__ import annotations
 import pytest
 
 from glmspark.engine import registry
+from glmspark.engine.code import installed_code
 from glmspark.engine.patch import State, Target
-from glmspark.engine.patches import cpu_dcp, dcp_query
-from tests.engine.test_preconditions import CONFIG, CPU, REFUSED, SUPERSEDED, altered
+from glmspark.engine.patches import cpu_dcp, dcp_query, dense_decode
+from tests.engine.test_preconditions import CONFIG, CPU, GB10_DENSE, GB10_SPARSE, REFUSED, SUPERSEDED, altered
 
 BACKEND = "vllm.v1.attention.backends.mla.cpu_mla"
 DCP = "vllm.v1.attention.ops.dcp"
 KERNELS = "vllm.utils.cpu_triton_utils"
 TABLE = "vllm.v1.worker.block_table"
 PARALLEL = "vllm.config.parallel"
+TRITON = "vllm.v1.attention.backends.mla.triton_mla"
+MLA = "vllm.model_executor.layers.attention.mla_attention"
+BACKENDS = "vllm.v1.attention.backends.registry"
 
 
 @pytest.mark.parametrize(
@@ -53,3 +57,42 @@ def test_dcp_query_on_an_altered_vllm(
     assert outcome.state is state, outcome.why
     assert seen in outcome.why
     assert registry.judge(dcp_query.PATCH, CPU, code).state is State.NOT_NEEDED
+
+
+@pytest.mark.parametrize(
+    ("module", "pattern", "replacement", "state", "seen"),
+    [
+        (TRITON, r"causal multi-token decode is not", "more rows are", SUPERSEDED, "does not refuse"),
+        (
+            TRITON,
+            r"kv_c_and_k_pe_cache: torch.Tensor,",
+            "kv_cache: torch.Tensor,",
+            REFUSED,
+            "forward_mqa takes",
+        ),
+        (TRITON, r"update = self\.dcp_world_size == 1", "update = True", REFUSED, "something else"),
+        (MLA, r"    dcp_tot_seq_lens: torch", "    all_seq_lens: torch", REFUSED, "holds block_table"),
+        (MLA, r"supports_dcp_with_varlen: bool = False,", "varlen: bool = False,", REFUSED, "Builder takes"),
+        (MLA, r"_device = seq_lens\[:num_decodes\]", "_device = None", REFUSED, "lengths of all ranks"),
+        (BACKENDS, r"class_path: str \| None = None", "path: str | None = None", REFUSED, "no class_path"),
+    ],
+)
+def test_dense_decode_on_an_altered_vllm(module, pattern, replacement, state, seen) -> None:
+    outcome = registry.judge(dense_decode.PATCH, GB10_DENSE, altered(module, pattern, replacement))
+    assert outcome.state is state, outcome.why
+    assert seen in outcome.why
+
+
+@pytest.mark.parametrize(
+    ("target", "state"),
+    [
+        (GB10_DENSE, State.APPLIED),
+        (Target("0.33.0", "cuda", (8, 9)), State.APPLIED),
+        (GB10_SPARSE, State.NOT_NEEDED),
+        (Target("0.33.0", "cuda"), State.NOT_NEEDED),
+        (CPU, State.NOT_NEEDED),
+    ],
+)
+def test_where_dense_decode_is_needed(target: Target, state: State) -> None:
+    outcome = registry.judge(dense_decode.PATCH, target, installed_code())
+    assert outcome.state is state, outcome.why

@@ -236,6 +236,7 @@ def two_ranks(case: Case, folder: Path) -> dict[str, Any]:
 
 
 EAGER, GRAPHS = {"enforce_eager": True}, {"enforce_eager": False}
+TRITON_MLA = {**GRAPHS, "attention_backend": "TRITON_MLA"}  # ours, by the patch dense-decode
 SOCKETS = {
     **DENSE, "NCCL_SOCKET_IFNAME": "lo", "NCCL_NET": "Socket", "NCCL_P2P_DISABLE": "1",
     "NCCL_SHM_DISABLE": "1", "NCCL_DEBUG": "INFO", "NCCL_IB_DISABLE": "1",
@@ -283,6 +284,30 @@ CASES: dict[str, Case] = {
         DENSE,
         {
             **GRAPHS,
+            "disable_log_stats": False,
+            "speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4},
+        },
+        right=20,
+        same_as="dense, eager",
+    ),
+    "dense, own decode kernel": Case(answers, DENSE, TRITON_MLA, right=20, same_as="dense, eager"),
+    "dense, own decode kernel, fp8": Case(answers, DENSE, {**TRITON_MLA, "kv_cache_dtype": "fp8"}, right=18),
+    "dense, own decode kernel, MTP": Case(
+        answers,
+        DENSE,
+        {
+            **TRITON_MLA,
+            "disable_log_stats": False,
+            "speculative_config": {"method": "mtp", "num_speculative_tokens": 1},
+        },
+        right=20,
+        same_as="dense, eager",
+    ),
+    "dense, own decode kernel, n-gram": Case(
+        answers,
+        DENSE,
+        {
+            **TRITON_MLA,
             "disable_log_stats": False,
             "speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4},
         },

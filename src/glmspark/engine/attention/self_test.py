@@ -1,0 +1,71 @@
+"""Is the decode kernel right on this very device? Asked at every start: not all could be tried."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from glmspark.engine.attention import decode, reference, shares
+from glmspark.engine.attention.layout import LATENT, Format, cache_of
+
+OUT_MOST, LSE_MOST = 1e-2, 1e-3
+"""Allowed: of the norm of the right output, with bfloat16 or fp8 operands; and of the LSE."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What will be decoded: format, heads (gathered), rotary width, rows a request, page size."""
+
+    kind: Format
+    heads: int
+    rope: int
+    rows: int
+    page: int
+    dtype: torch.dtype = torch.bfloat16
+    world: int = 1
+    rank: int = 0
+
+
+def differences(wanted: Wanted, device: torch.device, longest: int = 1000) -> tuple[float, float]:
+    """The largest error of a row's output, and of an LSE, on random inputs; infinity for what is no number.
+
+    A ragged batch: a request of many tokens and all rows, one of few, one of a single token, and a row of no
+    request. Raises whatever compiling or launching raises.
+    """
+    random = torch.Generator(device="cpu").manual_seed(1)
+    lengths = torch.tensor([longest, max(3, wanted.rows), 1], dtype=torch.int32)
+    starts = torch.tensor([0, wanted.rows, wanted.rows + 1, wanted.rows + 2], dtype=torch.int32)
+    total, pages = int(starts[-1]) + 1, -(-longest // wanted.page)
+    width = LATENT + wanted.rope
+    values = torch.randn(3 * pages, wanted.page, width, generator=random)
+    query = (torch.randn(total, wanted.heads, width, generator=random) * 0.3).to(device, wanted.dtype)
+    table = torch.randperm(3 * pages, generator=random).view(3, pages).to(device, torch.int32)
+    scale = torch.tensor(0.02, device=device)
+    if wanted.kind is Format.FP8:
+        stored = (values / 0.02).clamp(-448, 448).to(torch.float8_e4m3fn)
+    else:
+        stored = values.to(torch.bfloat16)
+    cache = cache_of(stored.to(device), wanted.kind, wanted.rope, scale)
+    starts, lengths = starts.to(device), lengths.to(device)
+    requests = decode.Requests(table, starts, lengths, wanted.rows, longest, wanted.world, wanted.rank)
+    out, lse = (part.double() for part in decode.dense(query, cache, requests, 0.06))
+    here = shares.row_lengths(starts, lengths, total, wanted.world, wanted.rank)
+    right, right_lse = reference.dense(query, cache, table, starts, here, 0.06)
+    norms = right.norm(dim=-1).clamp_min(1e-3)
+    same = lse == right_lse  # where both are minus infinity
+    out_off = ((out - right).norm(dim=-1) / norms).max()
+    lse_off = torch.where(same, torch.zeros_like(lse), (lse - right_lse).abs()).max()
+    infinity = float("inf")
+    return float(out_off.nan_to_num(infinity)), float(lse_off.nan_to_num(infinity))
+
+
+def verdict(wanted: Wanted, device: torch.device) -> str | None:
+    """None where the kernel is right here, otherwise what was seen."""
+    try:
+        out, lse = differences(wanted, device)
+    except Exception as error:  # noqa: BLE001 - whatever compiler and driver may say
+        return f"{type(error).__name__}: {error}"
+    if out <= OUT_MOST and lse <= LSE_MOST:
+        return None
+    return f"output off by {out:.1e} ({OUT_MOST:.0e} allowed), LSE by {lse:.1e} ({LSE_MOST:.0e})"
