@@ -30,6 +30,7 @@ from glmspark.cli import (
     logs,
     models,
     patches,
+    plan,
     recipe,
     restart,
     speculator,
@@ -55,6 +56,7 @@ app = typer.Typer(
 for verb in (up.up, status.status, logs.logs, chat.chat, restart.restart, down.down, clean.clean):
     app.command()(verb)
 app.command()(patches.patches)
+app.command()(plan.plan)
 app.command()(init.init)
 app.command()(doctor.doctor)
 app.command()(explain.explain)

@@ -9,7 +9,6 @@ from typing import Literal
 
 from glmspark.config.cluster import Cluster, Node
 from glmspark.config.recipe import Recipe
-from glmspark.models.architecture import Architecture
 from glmspark.models.checkpoint import Checkpoint
 from glmspark.models.outline import outline_of
 from glmspark.plan.checks import check_context, check_drafter, check_endpoint
@@ -21,7 +20,7 @@ from glmspark.plan.known_bad import check_known_bad
 from glmspark.plan.plan import Endpoint, Plan, Ports, Rank
 from glmspark.plan.ranks import check_memory, kv_tokens, limits, make_rank, share_cores, uses_dsa
 from glmspark.plan.setting import Setting
-from glmspark.plan.split import Place, check_layout, places
+from glmspark.plan.split import check_layout, check_stages, places
 
 __all__ = ["Backend", "choose_nodes", "plan_cluster"]
 
@@ -88,7 +87,7 @@ def plan_cluster(  # noqa: PLR0913 - all that decides a plan
     where = places(len(architecture.layers), tp, pp)
     outline, platform = outline_of(checkpoint), known[0].machine.platform
     if uses_dsa(recipe, outline, platform):
-        _check_stages(architecture, where)
+        check_stages(architecture, where)
     dcp = recipe.layout.dcp if tp % recipe.layout.dcp == 0 else 1
     _check_needs(recipe, nodes, platform)
     setting = Setting(recipe, checkpoint, platform, tp=tp, pp=pp, dcp=dcp, nodes=len(nodes))
@@ -163,30 +162,6 @@ def _check_needs(recipe: Recipe, nodes: Sequence[Node], platform: str) -> None:
             step="plan the fabric",
             next="`glmspark init` finds RDMA devices; `glmspark doctor --cluster` says what keeps them off",
         )
-
-
-def _check_stages(architecture: Architecture, where: Sequence[Place]) -> None:
-    """A layer that shares an indexer reads what the last full layer chose, which another stage has."""
-    for place in where:
-        start = place.layers[0]
-        if start and architecture.layers[start].indexer == "shared":
-            full = [layer.index for layer in architecture.indexed_layers]
-            before = max((index for index in full if index < start), default=0)
-            pp = 1 + where[-1].pp_rank
-            good = [n for n in range(1, 9) if _stages_fit(architecture, n)]
-            raise PlanError(
-                f"PP {pp}: stage {place.pp_rank} would begin with layer {start}, which has no indexer of its "
-                f"own: it uses what layer {before} chose",
-                step="plan the layout",
-                next=f"choose --pp from {', '.join(map(str, good))}, or set engine.dense_attention if meant",
-            )
-
-
-def _stages_fit(architecture: Architecture, pp: int) -> bool:
-    if pp > len(architecture.layers):
-        return False
-    starts = [place.layers[0] for place in places(len(architecture.layers), 1, pp)]
-    return all(architecture.layers[start].indexer != "shared" for start in starts)
 
 
 def _check_memory(recipe: Recipe, ranks: Sequence[Rank], known: Sequence[NodeFacts]) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from glmspark.nodes.facts.network import Route
-from glmspark.nodes.facts.ports import Listener
-from glmspark.nodes.facts.rdma import RdmaPort
+if TYPE_CHECKING:
+    from glmspark.nodes.facts.network import Route
+    from glmspark.nodes.facts.ports import Listener
+    from glmspark.nodes.facts.rdma import RdmaPort
 
 __all__ = ["MachineFacts", "NodeFacts"]
 

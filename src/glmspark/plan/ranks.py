@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from math import ceil
 
 from glmspark.config.recipe import Recipe
 from glmspark.config.units import format_size
 from glmspark.models.outline import Outline
-from glmspark.plan.cache import BLOCK_TOKENS, cache_format, sequence_bytes, token_bytes, tokens_in
+from glmspark.plan.cache import BLOCK_TOKENS, TokenBytes, cache_format, sequence_bytes, token_bytes, tokens_in
 from glmspark.plan.checks import drafts_with_mtp
 from glmspark.plan.engine_memory import (
     activations,
@@ -29,6 +30,7 @@ __all__ = [
     "COMFORT_BYTES",
     "block_tokens",
     "cache_of",
+    "cache_parts",
     "capture_sizes",
     "check_memory",
     "drafts_of",
@@ -37,6 +39,7 @@ __all__ = [
     "limits",
     "make_rank",
     "rank_memory",
+    "request_bytes",
     "reserve_of",
     "share_cores",
     "uses_dsa",
@@ -96,13 +99,28 @@ def block_tokens(recipe: Recipe, platform: str) -> int:
     return size if isinstance(size, int) and size > 0 else GPU_BLOCK_TOKENS
 
 
-def cache_of(recipe: Recipe, outline: Outline, place: Place, platform: str, *, tp: int) -> tuple[float, int]:
-    """Bytes of a token and of a sequence's fixed states in the KV cache of one rank."""
+def cache_parts(recipe: Recipe, outline: Outline, place: Place, platform: str) -> TokenBytes:
+    """Bytes of a token in the KV cache of one rank, by what they hold."""
     dtype = str(recipe.engine.args.get("kv_cache_dtype", "auto"))
     sparse = uses_dsa(recipe, outline, platform)
     form = cache_format(outline.architecture, dtype, element=element_bytes(recipe), sparse=sparse)
-    token = token_bytes(outline.architecture, place, form, mtp=drafts_with_mtp(recipe)).total
-    return token, sequence_bytes(outline.architecture, place, tp=tp, drafts=drafts_of(recipe))
+    return token_bytes(outline.architecture, place, form, mtp=drafts_with_mtp(recipe))
+
+
+def cache_of(recipe: Recipe, outline: Outline, place: Place, platform: str, *, tp: int) -> tuple[float, int]:
+    """Bytes of a token and of a sequence's fixed states in the KV cache of one rank."""
+    states = sequence_bytes(outline.architecture, place, tp=tp, drafts=drafts_of(recipe))
+    return cache_parts(recipe, outline, place, platform).total, states
+
+
+def request_bytes(
+    recipe: Recipe, outline: Outline, place: Place, platform: str, *, tp: int, dcp: int, context: int
+) -> int:
+    """Bytes of the KV cache that one request of `context` tokens takes on a rank, in whole blocks."""
+    token, sequence = cache_of(recipe, outline, place, platform, tp=tp)
+    block = block_tokens(recipe, platform)
+    share = 1 if sequence else dcp  # see `tokens_in`
+    return ceil(-(-context // (block * share)) * block * token) + sequence
 
 
 def drafts_of(recipe: Recipe) -> int:
@@ -136,7 +154,7 @@ def kv_tokens(
     if tokens < length:
         token, sequence = cache_of(recipe, outline, tightest, platform, tp=tp)
         share = 1 if sequence else dcp
-        wanted = int(-(-length // (block * share)) * block * token) + sequence
+        wanted = request_bytes(recipe, outline, tightest, platform, tp=tp, dcp=dcp, context=length)
         most = max(int((engine.kv_cache_memory - sequence) // (token * block)) * block * share, 0)
         raise PlanError(
             f"kv_cache_memory {format_size(engine.kv_cache_memory)} does not hold one request of "

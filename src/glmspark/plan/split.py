@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from glmspark.models.architecture import Architecture
 from glmspark.plan.errors import PlanError
 
-__all__ = ["Place", "check_layout", "layer_ranges", "padded_vocab", "places", "valid_tps"]
+__all__ = ["Place", "check_layout", "check_stages", "layer_ranges", "padded_vocab", "places", "valid_tps"]
 
 _VOCAB_PAD = 64
 _MAX_TP = 1024
@@ -108,6 +109,31 @@ def places(layers: int, tp: int, pp: int) -> tuple[Place, ...]:
         )
         for rank in range(tp * pp)
     )
+
+
+def check_stages(architecture: Architecture, where: Sequence[Place]) -> None:
+    """Raises PlanError for a stage that begins with a layer without its own indexer: it reads what the last
+    full layer chose, which another stage has."""
+    for place in where:
+        start = place.layers[0]
+        if start and architecture.layers[start].indexer == "shared":
+            full = [layer.index for layer in architecture.indexed_layers]
+            before = max((index for index in full if index < start), default=0)
+            pp = 1 + where[-1].pp_rank
+            good = [n for n in range(1, 9) if _stages_fit(architecture, n)]
+            raise PlanError(
+                f"PP {pp}: stage {place.pp_rank} would begin with layer {start}, which has no indexer of its "
+                f"own: it uses what layer {before} chose",
+                step="plan the layout",
+                next=f"choose --pp from {', '.join(map(str, good))}, or set engine.dense_attention if meant",
+            )
+
+
+def _stages_fit(architecture: Architecture, pp: int) -> bool:
+    if pp > len(architecture.layers):
+        return False
+    starts = [place.layers[0] for place in places(len(architecture.layers), 1, pp)]
+    return all(architecture.layers[start].indexer != "shared" for start in starts)
 
 
 def _listed(numbers: tuple[int, ...]) -> str:

@@ -13,7 +13,7 @@ from glmspark.config.recipe import Recipe
 from glmspark.config.units import format_size
 from glmspark.models.outline import Outline
 from glmspark.models.published import find_drafter
-from glmspark.plan.cache import cache_format
+from glmspark.plan.cache import TokenBytes, cache_format
 from glmspark.plan.engine_memory import indexer_scratch
 from glmspark.plan.errors import PlanError
 from glmspark.plan.facts import MachineFacts
@@ -21,18 +21,20 @@ from glmspark.plan.plan import Memory
 from glmspark.plan.ranks import (
     block_tokens,
     cache_of,
+    cache_parts,
     capture_sizes,
     drafts_of,
     element_bytes,
     kv_tokens,
     rank_memory,
+    request_bytes,
     uses_dsa,
 )
 from glmspark.plan.settings import drafter_key
 from glmspark.plan.site import Site
 from glmspark.plan.speed import Prediction, Run, predict
 from glmspark.plan.speed.text import KINDS
-from glmspark.plan.split import Place, check_layout, places
+from glmspark.plan.split import Place, check_layout, check_stages, places
 
 __all__ = ["Held", "Study", "alike", "largest_context", "refusal", "run_of", "study", "to_json"]
 
@@ -52,7 +54,8 @@ class Held:
 @dataclass(frozen=True)
 class Study:
     """What is known of a recipe on a site. speeds: by kind of text, empty on CPUs. context: the largest that
-    fits, 0 for none."""
+    fits, 0 for none. token: of the KV cache, on the rank that holds most. states: bytes of a sequence's fixed
+    states there."""
 
     recipe: Recipe
     outline: Outline
@@ -60,7 +63,8 @@ class Study:
     ranks: tuple[Held, ...]
     tokens: int
     context: int
-    token_bytes: float
+    token: TokenBytes
+    states: int
     speeds: dict[str, Prediction] = field(default_factory=dict)
 
     @property
@@ -104,10 +108,14 @@ def study(
             next=f"choose --tp and --pp whose product is at most {len(site.seats)}",
         )
     where = places(len(model.layers), layout.tp, layout.pp)
+    if uses_dsa(recipe, outline, site.platform):
+        check_stages(model, where)
     machine = MachineFacts(site.seats[0].name, (0,), 0, 0, site.platform)
     tokens = kv_tokens(recipe, outline, where, machine, tp=layout.tp, dcp=layout.dcp)
     ranks = _ranks(recipe, outline, site, where, tokens)
-    token = max(cache_of(recipe, outline, place, site.platform, tp=layout.tp)[0] for place in where)
+    per_place = [cache_parts(recipe, outline, place, site.platform) for place in where]
+    token = max(per_place, key=lambda one: one.total)
+    states = max(cache_of(recipe, outline, place, site.platform, tp=layout.tp)[1] for place in where)
     found: dict[str, Prediction] = {}
     if speeds and site.platform == "cuda":
         run = run_of(recipe, outline, site)
@@ -116,8 +124,8 @@ def study(
             found[text if run.drafts else "any"] = predict(
                 run, streams=streams, depth=depth, prompt=prompt, drafter=drafter, text=text
             )
-    context = largest_context(recipe, outline, site, where, ranks)
-    return Study(recipe, outline, site, ranks, tokens, context, token, found)
+    context = largest_context(recipe, outline, site, ranks)
+    return Study(recipe, outline, site, ranks, tokens, context, token, states, found)
 
 
 def _ranks(
@@ -150,9 +158,7 @@ def _ranks(
     )
 
 
-def largest_context(
-    recipe: Recipe, outline: Outline, site: Site, where: Sequence[Place], ranks: Sequence[Held]
-) -> int:
+def largest_context(recipe: Recipe, outline: Outline, site: Site, ranks: Sequence[Held]) -> int:
     """The longest request that fits beside the weights, in whole blocks; at most what the model was made for.
 
     The KV cache then takes what that request takes, and the indexer's work space grows with it.
@@ -168,13 +174,13 @@ def largest_context(
         return indexer_scratch(recipe, model, context=context) if sparse else 0
 
     before = scratch(recipe.engine.max_model_len)
-    caches = [cache_of(recipe, outline, place, site.platform, tp=layout.tp) for place in where]
 
     def fits(context: int) -> bool:
-        for rank, seat, (token, sequence) in zip(ranks, site.seats, caches, strict=False):
-            share = 1 if sequence else layout.dcp
-            cache = -(-context // (block * share)) * block * token + sequence
+        for rank, seat in zip(ranks, site.seats, strict=False):
             memory = rank.memory
+            cache = request_bytes(
+                recipe, outline, rank.place, site.platform, tp=layout.tp, dcp=layout.dcp, context=context
+            )
             total = memory.total - memory.kv_cache - before + cache + scratch(context)
             most = seat.available / boards[seat.board] - memory.reserve / boards[seat.board]
             if max(total, memory.load) > most:
@@ -290,7 +296,11 @@ def to_json(found: Study) -> dict[str, Any]:
         ],
         "kv": {
             "tokens": found.tokens,
-            "bytes_per_token": found.token_bytes,
+            "bytes_per_token": found.token.total,
+            "latent_bytes_per_token": found.token.latent,
+            "indexer_bytes_per_token": found.token.indexer,
+            "drafter_bytes_per_token": found.token.drafter,
+            "state_bytes_per_sequence": found.states,
             "dtype": found.recipe.engine.args.get("kv_cache_dtype", "auto"),
         },
         "largest_context": found.context,

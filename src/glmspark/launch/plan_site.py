@@ -1,0 +1,73 @@
+"""The nodes that a plan is for, looked at."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Literal
+
+from glmspark.config.cluster import Cluster
+from glmspark.config.recipe import Recipe
+from glmspark.nodes.doctor import addresses
+from glmspark.nodes.facts import Fact
+from glmspark.nodes.facts.account import BOARD
+from glmspark.nodes.facts.host import HOSTNAME
+from glmspark.nodes.facts.memory import MEMORY
+from glmspark.nodes.facts.memory_detail import MEMORY_DETAIL
+from glmspark.nodes.facts.network import LINKS
+from glmspark.nodes.facts.nvidia import GPUS
+from glmspark.nodes.fleet import Fleet
+from glmspark.nodes.survey import Facts, survey
+from glmspark.nodes.transport import Local, NodeError, gather
+from glmspark.plan.site import Seat, Site, recipe_link
+from glmspark.plan.speed.links import Link
+
+__all__ = ["cluster_site", "local_site"]
+
+
+def cluster_site(cluster: Cluster, recipe: Recipe) -> Site:
+    """A cluster's nodes as they are now. Raises NodeError for one that cannot be reached or read."""
+    return asyncio.run(_cluster_site(cluster, recipe))
+
+
+async def _cluster_site(cluster: Cluster, recipe: Recipe) -> Site:
+    asked: list[Fact[Any]] = [MEMORY_DETAIL, BOARD, GPUS, LINKS]
+    async with Fleet(addresses(cluster)) as fleet:
+        for lost in fleet.lost.values():
+            raise lost
+        found = await fleet.each(lambda node: survey(node, asked))
+    seats, gpus, speeds = [], [], []
+    for node in cluster.nodes:
+        facts = found[node.name]
+        if isinstance(facts, NodeError):
+            raise facts
+        memory = facts.get(MEMORY_DETAIL)
+        if memory is None:
+            raise NodeError(
+                f"cannot read its memory: {facts.problem(MEMORY_DETAIL)}",
+                host=node.name,
+                step="look at the node",
+            )
+        board = facts.get(BOARD) or node.name
+        seats.append(Seat(node.name, memory.total, memory.available, board))
+        found_gpus: Any = facts.get(GPUS)
+        gpus.append(bool(found_gpus))
+        speeds.append(_speed(facts, [link.interface for link in node.fabric]))
+    hcas = [any(link.hca for link in node.fabric) for node in cluster.nodes]
+    known = [speed for speed in speeds if speed]
+    link = recipe_link(recipe, hcas=hcas, gbit=min(known) if known else None)
+    platform: Literal["cpu", "cuda"] = "cuda" if all(gpus) else "cpu"
+    return Site(tuple(seats), link, platform, measured=True)
+
+
+def _speed(facts: Facts, interfaces: list[str]) -> float | None:
+    """Gbit/s of the fastest of a node's fabric interfaces."""
+    known = facts.get(LINKS) or ()
+    rates = [one.speed for one in known if one.name in interfaces and one.speed]
+    return max(rates) / 1000 if rates else None
+
+
+def local_site(ranks: int) -> Site:
+    """This machine, for as many ranks on its CPU."""
+    memory, name = gather(Local(), MEMORY), gather(Local(), HOSTNAME)
+    seat = Seat(name, memory.total, memory.available, name)
+    return Site((seat,) * ranks, Link("none"), "cpu", measured=True)
