@@ -37,6 +37,7 @@ from glmspark.cli import (
     status,
     tune,
     up,
+    watch,
 )
 from glmspark.cli.console import own_command, print_json, wants_colour
 
@@ -61,6 +62,7 @@ app.command()(init.init)
 app.command()(doctor.doctor)
 app.command()(explain.explain)
 app.command()(bundle.bundle)
+app.command()(watch.watch)
 app.command()(guard.guard)
 app.command()(inspect.inspect)
 app.command()(fetch.fetch)

@@ -16,6 +16,10 @@ _COUNTERS = {
     "prompt_tokens": ("vllm:prompt_tokens_total",),
     "generated_tokens": ("vllm:generation_tokens_total",),
     "finished": ("vllm:request_success_total",),
+    "drafts": ("vllm:spec_decode_num_drafts_total",),
+    "drafted_tokens": ("vllm:spec_decode_num_draft_tokens_total",),
+    "accepted_tokens": ("vllm:spec_decode_num_accepted_tokens_total",),
+    "preemptions": ("vllm:num_preemptions_total",),
 }
 
 
@@ -30,6 +34,10 @@ class Sample:
     prompt_tokens: float | None
     generated_tokens: float | None
     finished: float | None
+    drafts: float | None = None
+    drafted_tokens: float | None = None
+    accepted_tokens: float | None = None
+    preemptions: float | None = None
 
 
 def parse_metrics(text: str) -> Sample:
@@ -61,3 +69,15 @@ def tokens_per_second(before: Sample, after: Sample, seconds: float) -> float | 
         return None
     made = after.generated_tokens - before.generated_tokens
     return made / seconds if made >= 0 else None
+
+
+def acceptance(before: Sample, after: Sample) -> tuple[float, float] | None:
+    """Tokens a verify step gives on average (1 + accepted), and the accepted share of drafted tokens, between
+    two readings; None where nothing was drafted."""
+    drafts, drafted, accepted = (
+        None if (old := getattr(before, name)) is None or (new := getattr(after, name)) is None else new - old
+        for name in ("drafts", "drafted_tokens", "accepted_tokens")
+    )
+    if not drafts or not drafted or accepted is None or drafts < 0 or accepted < 0:
+        return None
+    return 1 + accepted / drafts, accepted / drafted
