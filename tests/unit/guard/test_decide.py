@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from glmspark.guard.alerts import Readings, Watch, observe
 from glmspark.guard.decide import Action, History, Seen, decide, pace, raw_level, strictest
 from glmspark.guard.deployments import Deployed
+from glmspark.guard.engine_metrics import Engine
+from glmspark.guard.gpu import Gpu
+from glmspark.guard.links import Link
 from glmspark.guard.memory import Memory
 from tests.unit.guard.spark import GIB, LIMITS, TOTAL, deployed, memory
 
@@ -187,3 +192,41 @@ def test_whatever_is_seen_actions_fit_the_phase(
     }[phase]
     assert set(kinds(done)) <= allowed
     assert kinds(done).count("stop") <= 1 + len(looks) * 0.5 / 15
+
+
+def test_two_hours_of_healthy_load_lead_to_nothing() -> None:
+    """One look a second: the page cache comes and goes, requests make memory swing, the kernel reclaims."""
+    rng = random.Random(7)
+    clock, watch = Clock(deployed(), unified=True), Watch()
+    cache = 4.0
+    for second in range(7200):
+        cache = min(14.0, max(0.5, cache + rng.uniform(-1.5, 1.6)))
+        held = 104 + rng.uniform(-1, 1)
+        free = max(0.4, 121 - held - cache)
+        seen = memory(
+            free=free,
+            available=free + cache * 0.9,
+            page_cache=cache,
+            psi_some=max(0.0, rng.gauss(0.5, 2)),
+            swap_out=rng.choice([0, 0, 0, 300_000]),
+        )
+        clock.now += 0.75
+        assert clock.look(seen) == []
+        busy = second % 900 < 800
+        engine = Engine(running=float(busy), steps=float(second - second % 20))  # a step takes up to 20 s
+        gpu = Gpu(0, 96.0 if busy else 3.0, 60.0 if busy else 10.0, 2400.0, 60.0, None, None)
+        link = Link(second, second, {"rx_crc_errors": second // 200}, True)
+        looked = Readings(
+            now=clock.now,
+            time=clock.now,
+            memory=seen,
+            level=clock.history.level,
+            deployments=clock.deployments,
+            engines={"glm": engine},
+            gpus=[gpu],
+            links={"f0": link},
+            fabric=("f0",),
+            disks={"/": (500 * GIB, 3700 * GIB)},
+        )
+        watch, alerts = observe(watch, looked)
+        assert alerts == []
