@@ -63,7 +63,11 @@ def test_compressed_logs_and_archives(tmp_path: Path) -> None:
     assert [one.value for one in case.facts if one.name == "guard.level"] == ["critical"]
 
 
-@pytest.mark.parametrize("data", [b"\x1f\x8b", b"\x1f\x8b\x08\x00rubbish", gzip.compress(FULL * 100)[:60]])
+@pytest.mark.parametrize(
+    "data",
+    [b"\x1f\x8b", b"\x1f\x8b\x08\x00rubbish", gzip.compress(FULL * 100)[:60]],
+    ids=["its first bytes", "rubbish", "cut off"],  # the last holds the time it was made at
+)
 def test_a_compressed_file_that_is_not_whole(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "x.gz").write_bytes(data)
     try:
