@@ -1,4 +1,4 @@
-"""The guard on virtual Sparks: it runs, comes back, acts on what it reads; its evidence lies elsewhere too."""
+"""The guard on virtual Sparks: it runs, comes back, acts on what it reads; its evidence outlives its node."""
 
 from __future__ import annotations
 

@@ -90,8 +90,8 @@ def _show(found: Mapping[str, Seen]) -> None:
         table.add_column(title)
     for name, seen in found.items():
         if not seen.runs or seen.state is None:
-            when = "" if seen.age is None else f" for {duration(seen.age)}"
-            table.add_row(name, Text(f"does not run{when}", style="bold red"))
+            said = "does not run" if seen.age is None else f"silent for {duration(seen.age)}"
+            table.add_row(name, Text(said, style="bold red"))
             continue
         state = seen.state
         memory = state["readings"].get("memory") or {}
