@@ -162,26 +162,27 @@ def sparse_accuracy() -> Errors:
 # --- speed --------------------------------------------------------------------------------------------------
 
 
-def microseconds(call: Callable[[int], Any], variants: int, rounds: int = 5) -> float:
+def microseconds(call: Callable[[int], Any], variants: int, rounds: int = 4) -> float:
     """Time of one call, the best of the rounds, in a CUDA graph that calls every variant in turn."""
-    for _ in range(2):
-        call(0)
-    torch.cuda.synchronize()
-    repeat = max(1, 16 // variants)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for number in range(variants * repeat):
-            call(number % variants)
-    graph.replay()
-    best = float("inf")
-    for _ in range(rounds):
+
+    def took(run: Callable[[], Any]) -> float:
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
-        graph.replay()
+        run()
         end.record()
         end.synchronize()
-        best = min(best, begin.elapsed_time(end) * 1000 / (variants * repeat))
-    return best
+        return begin.elapsed_time(end) * 1000
+
+    call(0)
+    torch.cuda.synchronize()
+    calls = min(16, max(variants, int(20_000 / took(lambda: call(0)))))
+    calls -= calls % variants
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for number in range(calls):
+            call(number % variants)
+    graph.replay()
+    return min(took(graph.replay) for _ in range(rounds)) / calls
 
 
 def bandwidth() -> float:

@@ -10,9 +10,11 @@ compiled beforehand in processes beside one another. Exits with 1 if a result is
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,13 +32,12 @@ from tests.gpu import attention_cases as cases  # noqa: E402
 from tests.gpu.attention_cases import DEVICE, TOP_K, microseconds, scale_of  # noqa: E402
 
 SPARSE_SHAPES = [
-    Shape(16, 32, 4, 5), Shape(16, 64, 4, 3), Shape(16, 64, 4, 5), Shape(32, 64, 4, 3), Shape(32, 64, 8, 3),
-    Shape(64, 32, 4, 3), Shape(64, 32, 8, 5), Shape(64, 64, 8, 2), Shape(64, 64, 8, 3), Shape(64, 64, 4, 3),
+    Shape(16, 32, 4, 5), Shape(16, 64, 4, 3), Shape(16, 64, 8, 3), Shape(16, 128, 8, 3), Shape(32, 64, 4, 3),
+    Shape(32, 64, 8, 3), Shape(64, 32, 4, 3), Shape(64, 64, 4, 3), Shape(64, 64, 8, 3), Shape(64, 64, 8, 5),
 ]  # fmt: skip
 DENSE_SHAPES = [
     Shape(16, 32, 4, 3), Shape(16, 32, 4, 5), Shape(16, 64, 4, 3), Shape(16, 64, 4, 5), Shape(16, 64, 8, 5),
-    Shape(32, 32, 4, 5), Shape(32, 64, 8, 3), Shape(64, 32, 4, 5), Shape(64, 32, 8, 5), Shape(64, 64, 8, 2),
-    Shape(64, 64, 8, 3), Shape(64, 64, 4, 3),
+    Shape(32, 64, 8, 3), Shape(64, 32, 4, 5), Shape(64, 64, 8, 2), Shape(64, 64, 8, 3), Shape(64, 64, 4, 3),
 ]  # fmt: skip
 GB10 = {kind: shape_for(kind, 16, 101_376) for kind in Format}
 CONTEXT = 131_072
@@ -57,6 +58,21 @@ def timed(call: Callable[[int], Any], variants: int) -> float | None:
         if "shared memory" in str(error) or "OutOfResources" in type(error).__name__:
             return None
         raise
+
+
+def others_time(make: Callable[[], Callable[[int], Any] | None], variants: int) -> float | None:
+    """Microseconds of what we compare with, or None where it does not run here; why is in the log."""
+    try:
+        call = make()
+        return microseconds(call, variants) if call else None
+    except Exception:  # noqa: BLE001 - ours is measured all the same
+        traceback.print_exc()
+        return None
+
+
+def late() -> bool:
+    """Whether what is left of --seconds is for the cases alone, without tuning."""
+    return time.time() > float(os.environ.get("TUNE_UNTIL", "inf"))
 
 
 def accuracy() -> Iterator[Row]:
@@ -86,29 +102,26 @@ def sparse_row(held: list[Cache], heads: int, rows: int, tune: bool) -> str:
     chosen = torch.stack(slots).to(torch.int32)
     counts = torch.full((rows,), TOP_K, dtype=torch.int32, device=DEVICE)
 
-    def ours(shape: Shape | None = None, splits: int | None = None) -> float | None:
-        def call(number: int) -> Any:
-            return decode.sparse(
-                query, held[number], chosen, counts, scale_of(64), shape=shape, splits=splits
-            )
+    def attend(number: int, shape: Shape | None = None, splits: int | None = None) -> decode.Result:
+        return decode.sparse(query, held[number], chosen, counts, scale_of(64), shape=shape, splits=splits)
 
-        return timed(call, len(held))
-
-    took = ours()
+    took = timed(attend, len(held))
     text = f"ours {took:.1f} us" if took else "ours does not fit"
-    other = cases.flash_sparse(query, held, chosen)
-    if other is not None:
-        theirs = microseconds(other, len(held))
-        text += f", FlashMLA {theirs:.1f} us, ratio {(took or 0) / theirs:.2f}"
-    if not tune:
+    theirs = others_time(lambda: cases.flash_sparse(query, held, chosen), len(held))
+    text += (
+        f", FlashMLA {theirs:.1f} us, ratio {(took or 0) / theirs:.2f}"
+        if theirs
+        else ", FlashMLA does not run"
+    )
+    if not tune or late():
         return text
-    tried = {
-        f"{name_of(shape)} k{splits or 'auto'}": ours(shape, splits)
+    ways = [
+        (shape, splits)
         for shape in SPARSE_SHAPES
         for splits in (None, 4, 8, 16, 32)
         if not splits or rows * splits < 600
-    }
-    return f"{text}; {best(tried)}"
+    ]
+    return f"{text}; {best(attend, ways, len(held))}"
 
 
 def dense(tune: bool) -> Iterator[Row]:
@@ -144,35 +157,44 @@ def dense_row(
     lengths = torch.full((requests,), context, dtype=torch.int32, device=DEVICE)
     asked = decode.Requests(cases.pages_of(requests, context), starts, lengths, rows, context)
 
-    def ours(shape: Shape | None = None, splits: int | None = None) -> float | None:
-        def call(number: int) -> Any:
-            return decode.dense(query, held[number], asked, scale_of(64), shape=shape, splits=splits)
-
-        return timed(call, layers)
+    def attend(number: int, shape: Shape | None = None, splits: int | None = None) -> decode.Result:
+        return decode.dense(query, held[number], asked, scale_of(64), shape=shape, splits=splits)
 
     size = requests * context * (LATENT + 64) * held[0].latent.element_size()
-    took = ours()
+    took = timed(attend, layers)
     if not took:
         return None, "ours does not fit"
     text = f"ours {took:.0f} us, {size / took / 1e-6 / copied:.2f} of the bandwidth"
     if rows == 1:
-        theirs = microseconds(cases.stock_dense(query, held, asked.block_table, context), layers)
-        text += f"; TRITON_MLA {theirs:.0f} us, {theirs / took:.2f} times ours"
-    if tune:
+        theirs = others_time(lambda: cases.stock_dense(query, held, asked.block_table, context), layers)
+        text += (
+            f"; TRITON_MLA {theirs:.0f} us, {theirs / took:.2f} times ours"
+            if theirs
+            else "; TRITON_MLA does not run"
+        )
+    if tune and not late():
         units = decode.device_limits(DEVICE)[0]
-        tried = {
-            f"{name_of(shape)} k{splits or 'auto'}": ours(shape, splits)
-            for shape in [*DENSE_SHAPES, GB10[kind]]
-            for splits in (None, 2 * units, 4 * units)
-        }
-        text += "; " + best(tried)
+        ways = [(shape, splits) for shape in [*DENSE_SHAPES, GB10[kind]] for splits in (None, 2 * units)]
+        text += "; " + best(attend, ways, layers)
     return took, text
 
 
-def best(tried: dict[str, float | None]) -> str:
-    """The fastest three of what was tried."""
-    known = sorted((took, name) for name, took in tried.items() if took)
-    return "best: " + ", ".join(f"{name} {took:.1f}" for took, name in known[:4])
+def best(attend: Callable[..., decode.Result], ways: list[tuple[Shape, int | None]], variants: int) -> str:
+    """The fastest of the ways, and those whose results are not what the chosen one's are."""
+    right = attend(0)[0].float()
+    found: list[tuple[float, str]] = []
+    wrong: list[str] = []
+    for shape, splits in ways:
+        name = f"{name_of(shape)} k{splits or 'auto'}"
+        took = timed(functools.partial(attend, shape=shape, splits=splits), variants)
+        if took is None:
+            continue
+        found.append((took, name))
+        off = (attend(0, shape, splits)[0].float() - right).norm() / right.norm()
+        if not off <= 1e-2:
+            wrong.append(f"BAD {name} off by {float(off):.1e}")
+    fastest = ", ".join(f"{name} {took:.1f}" for took, name in sorted(found)[:4])
+    return "; ".join([f"best: {fastest}", *wrong])
 
 
 def compile_beforehand(number: int, of: int) -> None:
@@ -230,6 +252,7 @@ def main() -> int:
     )
     parser.add_argument("sections", nargs="*", choices=[*SECTIONS, []], metavar="SECTION")
     parser.add_argument("--tune", action="store_true")
+    parser.add_argument("--seconds", type=float, default=1e6, help="no case begins to tune after so many")
     parser.add_argument("--section", help=argparse.SUPPRESS)
     parser.add_argument("--compile", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -239,18 +262,22 @@ def main() -> int:
         return 0
     if args.section:
         return run_section(args.section, args.tune)
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "VLLM_NO_USAGE_STATS": "1"}
+    environment = {
+        **os.environ, "PYTHONUNBUFFERED": "1", "VLLM_NO_USAGE_STATS": "1",
+        "TUNE_UNTIL": str(time.time() + args.seconds),
+    }  # fmt: skip
     me = [sys.executable, __file__, *(["--tune"] if args.tune else [])]
-    if args.tune:
-        helpers = max(1, min(12, (os.cpu_count() or 4) - 2))
-        started = [
-            subprocess.Popen([*me, "--compile", f"{number}/{helpers}"], env=environment)
-            for number in range(helpers)
-        ]
-        for process in started:
-            process.wait()
+    names = args.sections or list(SECTIONS)
+    helpers = max(1, min(12, (os.cpu_count() or 4) - 3)) if args.tune else 0
+    compiling = [
+        subprocess.Popen([*me, "--compile", f"{number}/{helpers}"], env=environment)
+        for number in range(helpers)
+    ]
     rows, wrong = [], 0
-    for name in args.sections or SECTIONS:
+    for name in names:
+        if name != "accuracy":  # which is not timed
+            for process in compiling:
+                process.wait()
         done = subprocess.run(
             [*me, "--section", name],
             env=environment,
@@ -261,7 +288,7 @@ def main() -> int:
         )
         wrong |= done.returncode != 0
         rows += [line.removeprefix("ROW ") for line in done.stdout.splitlines() if line.startswith("ROW ")]
-        if done.returncode:
+        if "Traceback" in done.stdout or done.returncode:
             print(done.stdout[-4000:], flush=True)
     print(f"\n{torch.cuda.get_device_name()}, torch {torch.__version__}")
     print("\n".join(rows))
