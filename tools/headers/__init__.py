@@ -117,6 +117,19 @@ CHECKPOINTS: dict[str, tuple[dict[str, Any], Callable[[TensorSpec], Parts], bool
         experts_nvfp4,
         False,
     ),
+    # 30 GB of the same, for trying out what moves weights.
+    "glm-5.2-reap-7-layers": (
+        {
+            **GLM_5_2_REAP,
+            "num_hidden_layers": 7,
+            "index_topk_pattern": "F" * 7,
+            "first_k_dense_replace": 0,
+            "num_nextn_predict_layers": 0,
+            "quantization_config": _modelopt(),
+        },
+        experts_nvfp4,
+        False,
+    ),
 }
 """By name: config.json, how each weight is stored, whether the MTP layer is there."""
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from glmspark.weights import verify
 from glmspark.weights.verify import StoredModel
 from tests.unit.cli.commands import Glmspark
 from tests.unit.nodes.sparks import CLUSTER
@@ -106,3 +110,42 @@ def test_fetch_says_what_it_cannot_use(glmspark: Glmspark, cluster: Path) -> Non
     said = glmspark("fetch", "glm-5.2-4x-mtp", "--only-needed", "--tp", "1")
     assert "nothing would be saved" in said.err
     assert "too few" in glmspark("fetch", "glm-5.2-4x-mtp", "--only-needed").err
+
+
+def test_a_model_that_another_links_into_stays(
+    glmspark: Glmspark, cluster: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def listed(*_: object) -> dict[str, dict[str, StoredModel]]:
+        linking = StoredModel("/models/n", 3, 0, 10**9, False, True, ["m"])
+        return {"spark1": {"m": MODEL}, "spark2": {"m": MODEL, "n": linking}}
+
+    removed = removing(monkeypatch, {})
+    monkeypatch.setattr("glmspark.weights.verify.list_models", listed)
+    refused = glmspark("models", "rm", "m", "--cluster", cluster, "--yes")
+    assert refused.code == 2
+    assert "n links to files of m" in refused.err
+    assert not removed
+    assert glmspark("models", "rm", "n", "--cluster", cluster, "--yes").code == 0
+
+
+def test_what_lies_below_paths_models(tmp_path: Path) -> None:
+    for name in ("whole", "part", "linking", "none"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / ("README" if name == "none" else "config.json")).write_text("{}")
+    mark = {"rank": 1, "tp": 1, "pp": 3, "of": {}}
+    index = {"metadata": {"glmspark": mark}, "weight_map": {}}
+    (tmp_path / "part" / "model.safetensors.index.json").write_text(json.dumps(index))
+    (tmp_path / "whole" / "a.safetensors").write_bytes(bytes(5000))
+    (tmp_path / "linking" / "a.safetensors").symlink_to("../whole/a.safetensors")
+    (tmp_path / "linking" / "config.json").unlink()
+    (tmp_path / "linking" / "config.json").symlink_to("/dev/null")
+    done = subprocess.run(
+        [sys.executable, "-c", verify._SCAN, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    root, found = verify._parse(done.stdout)
+    assert root == str(tmp_path)
+    assert found.keys() == {"whole", "part", "linking"}
+    assert (found["linking"].linked, found["linking"].into) == (5000, ["whole"])
+    assert found["part"].part == [1, 1, 3]
+    assert found["whole"].part is None
+    assert not found["whole"].into

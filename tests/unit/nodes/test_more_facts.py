@@ -379,3 +379,16 @@ def test_how_much_lies_below_a_path(tmp_path: Path) -> None:
         disks.stored("/nonexistent").command, capture_output=True, text=True, check=True
     ).stdout
     assert disks.parse_stored(nothing) == 0
+
+
+def test_a_part_of_a_model_counts_as_all_of_it(tmp_path):
+    of = {"model-1.safetensors": [5_000_000_000, "ab"], "model-2.safetensors": [7, "cd"]}
+    index = {"metadata": {"glmspark": {"of": of}}, "weight_map": {}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
+    (tmp_path / "config.json").write_text("{}")
+    command = disks.stored(str(tmp_path)).command
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert disks.parse_stored(done.stdout) == 5_000_000_007
+    (tmp_path / "config.json").unlink()  # not complete
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert disks.parse_stored(done.stdout) < 100_000

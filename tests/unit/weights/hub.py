@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -58,11 +59,16 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             if asked and hub.ranges:
                 first, _, last = asked.removeprefix("bytes=").partition("-")
                 begin, end = int(first), min(int(last) + 1, size) if last else size
+            extra = {"Content-Range": f"bytes {begin}-{end - 1}/{size}"} if asked and hub.ranges else {}
             with file.open("rb") as opened:
                 opened.seek(begin)
                 data = opened.read(min(end - begin, 1 << 24))
-            extra = {"Content-Range": f"bytes {begin}-{end - 1}/{size}"} if asked and hub.ranges else {}
-            self.answer(206 if extra else 200, data, {**extra, "Content-Length": str(end - begin)})
+                self.answer(206 if extra else 200, data, {**extra, "Content-Length": str(end - begin)})
+                left = end - begin - len(data)
+                with contextlib.suppress(ConnectionError):
+                    while left > 0 and not self.close_connection:
+                        done = os.sendfile(self.connection.fileno(), opened.fileno(), end - left, left)
+                        left, hub.sent = left - done, hub.sent + done
 
         def answer(self, code: int, data: bytes, extra: dict[str, str] | None = None) -> None:
             self.send_response(code)

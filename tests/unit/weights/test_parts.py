@@ -15,6 +15,7 @@ from glmspark.weights.spread import HubSource
 from glmspark.weights.ways import Ways
 from tests.unit.weights.hub import COMMIT, REPOSITORY, serving
 from tests.unit.weights.relays import Relay, flip_on_disk, model, new_key, program
+from tools.headers import write
 
 TINY = Path(recipes).parent / "checkpoints" / "glm-tiny"
 NODES = ("n1", "n2", "n3")
@@ -137,6 +138,15 @@ def test_each_node_needs_its_stage(whole):
     }
     for part in parts(whole, 3).values():
         assert part.nbytes <= 0.4 * part.whole
+
+
+def test_thirty_gigabytes_in_three_stages(tmp_path):
+    found = inspect(LocalFiles(write("glm-5.2-reap-7-layers", tmp_path / "m", shard_bytes=1_000_000_000)))
+    assert found.problems == ()
+    parts = node_parts(found, Layout(NODES, 1, 3), "path:/model").values()
+    assert all(0.3 * part.whole < part.nbytes <= 0.4 * part.whole for part in parts)
+    assert sum(len(part.shards) for part in parts) <= len(found.content.shards) + 2
+    assert sum(kept is not None for part in parts for kept in part.shards.values()) <= 4
 
 
 def test_experts_lie_whole_on_their_ranks(whole):

@@ -236,3 +236,19 @@ def test_what_a_kill_left_beside_a_whole_file_goes(pyz, tmp_path):
     assert sorted(one.name for one in target.iterdir() if one.name.startswith(".a")) == []
     giver.end()
     taker.end()
+
+
+def test_a_file_of_another_size_goes_when_the_right_one_has_come(pyz, tmp_path):
+    sizes = {"a.safetensors": 9, "config.json": 3}
+    source, target = model(tmp_path / "a", sizes), tmp_path / "b"
+    target.mkdir()
+    (target / "a.safetensors").write_bytes(b"another revision's")
+    key = new_key(True)
+    giver = Relay(pyz, source, sizes, key, None)
+    taker = Relay(pyz, target, sizes, key, "a")
+    taker.upstream("a", giver.address)
+    assert taker.until("done", "failed")["t"] == "done"
+    for one in (giver, taker):
+        one.end()
+    assert same(source, target)
+    assert not list(target.glob(".*.other"))

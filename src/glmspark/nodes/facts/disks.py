@@ -49,21 +49,30 @@ def disk_of(disks: Sequence[Disk], path: str) -> Disk | None:
 
 
 def parse_stored(text: str) -> int:
-    """Bytes from what `du -sLB1` printed first; 0 for nothing. Raises ValueError for anything else."""
-    words = text.split()
-    return int(words[0]) if words else 0
+    """Bytes from what `du -sLB1` printed, or, of a part of a model, those of the shards it is cut out of (the
+    second line); 0 for nothing. Raises ValueError for anything else."""
+    return max((int(line.split()[0]) for line in text.splitlines() if line.strip()), default=0)
 
 
 _STORED = """\
 case $1 in '~/'*) path=$HOME/${1#??};; *) path=$1;; esac
 [ -e "$path" ] || exit 0
 du -sLB1 -- "$path" 2> /dev/null
+index=$path/model.safetensors.index.json
+if [ -e "$path/config.json" ] && grep -qs '"glmspark": {' -- "$index"; then
+  python3 -c 'import json, sys
+of = json.load(open(sys.argv[1]))["metadata"]["glmspark"]["of"]
+print(sum(size for size, _ in of.values()))' "$index" 2> /dev/null
+fi
 exit 0
 """
 
 
 def stored(path: str) -> Fact[int]:
-    """The fact "how many bytes lie below a path", links followed; 0 where there is none. ~/ is the home."""
+    """The fact "how many bytes lie below a path", links followed; 0 where there is none. ~/ is the home.
+
+    A directory that holds what the node's rank needs of a model counts as all of it: nothing is to come.
+    """
     return Fact(f"size of {path}", ("sh", "-c", _STORED, "stored", path), parse_stored)
 
 
