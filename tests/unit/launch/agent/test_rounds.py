@@ -180,3 +180,33 @@ def test_admission_is_closed_by_any_node_s_guard(two: Two) -> None:
     while file.exists():
         assert time.monotonic() < end
         time.sleep(0.02)
+
+
+def test_a_lost_agent_is_waited_for_and_comes_back_by_resume(two: Two) -> None:
+    two.start(times=0, keep_up=True)
+    assert two.agents[1]("resume")["resumed"] == []  # it answers for itself
+    os.kill(two.agents[1].wait("ready")["agent"][0], signal.SIGKILL)
+    head = two.agents[0].wait("waiting", seconds=15)
+    assert (head["waits_for"], head["main"]) == ([1], None)
+    assert two.status() == 503
+    two.agents[1].wait("failed")
+    assert two.agents[1]("resume") == {"ok": True, "resumed": ["one"], "troubles": []}
+    head, _ = two.back(1)
+    assert head["restarts"][0]["cause"]["kind"] == "lost"
+    assert "rank 1 on spark2" in head["restarts"][0]["cause"]["what"]
+    # The same the other way round: rank 0's agent is gone, with all that it knew.
+    os.kill(two.agents[0].wait("ready")["agent"][0], signal.SIGKILL)
+    two.agents[1].wait("restarting", seconds=15)
+    two.agents[0].wait("failed")
+    two.agents[0]("resume")
+    two.back(2)
+
+
+def test_what_was_stopped_is_not_resumed(two: Two) -> None:
+    two.start(keep_up=True)
+    os.kill(two.agents[1].wait("ready")["agent"][0], signal.SIGKILL)
+    two.agents[0].wait("waiting", seconds=15)
+    two.agents[0]("stop", "one", "--keep")
+    assert two.agents[0]("resume")["resumed"] == []
+    two.agents[1]("stop", "one")
+    assert two.agents[1]("resume")["resumed"] == []
