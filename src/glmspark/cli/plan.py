@@ -147,9 +147,10 @@ def _tell(
 
     lessons = None
     if learned:
-        from glmspark.plan.learned import apply_lessons, load_lessons
+        from glmspark.launch.plan_lessons import learn
+        from glmspark.plan.learned import apply_lessons
 
-        lessons = load_lessons()
+        lessons = learn()
         found = apply_lessons(found, lessons)
     changes = cheapest(found, streams=streams, depth=depth, text=text) if found.speeds else []
     more = another_node(found, streams=streams, depth=depth, text=text) if found.speeds else None

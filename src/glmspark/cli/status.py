@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +14,8 @@ from glmspark.cli.console import AsJson, complete_deployment, duration, print_js
 from glmspark.cli.nodes import OnCluster, waiting
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from glmspark.launch.record import Home
     from glmspark.launch.status import Status
 
@@ -151,6 +153,8 @@ def _print(one: Status) -> None:
             f"{_count(load.finished)} finished; {_rate(load.tokens_per_second)} tokens/s; "
             f"KV cache {_share(load.kv_usage)} used"
         )
+    if one.forecast is not None:
+        _print_forecast(console, one.forecast)
     for rank in one.ranks:
         if rank.stopped:
             console.print(f"  [bold red]rank {rank.rank} is halted[/bold red]: {', '.join(rank.stopped)}")
@@ -167,6 +171,19 @@ def _print(one: Status) -> None:
         console.print(f"  restarted {at}, {took}: {restart['cause']['what']}", markup=False)
     for node, place in one.evidence.items():
         console.print(f"  evidence  {node}:{place}", markup=False)
+
+
+def _print_forecast(console: Console, forecast: dict[str, Any]) -> None:
+    """Measured beside predicted speed, and the likeliest cause where they part."""
+    low, high, verdict = forecast["low"], forecast["high"], forecast["verdict"]
+    colour = "bold red" if verdict == "slower" else "green"
+    console.print(
+        f"  speed: {forecast['measured']:.1f} tokens/s, predicted {low:.1f} to {high:.1f} for "
+        f"{forecast['streams']} at once: [{colour}]{verdict}[/{colour}]"
+    )
+    if forecast["cause"]:
+        likely = "because" if forecast["proven"] else "likely because"
+        console.print(f"    {likely} {forecast['cause']}; {forecast['next']}")
 
 
 def _print_reason(one: Status) -> None:

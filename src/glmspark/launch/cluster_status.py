@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from glmspark.errors import GlmsparkError
@@ -13,7 +14,9 @@ from glmspark.launch.cluster_ops import Place, States, record_of, states_by_name
 from glmspark.launch.cluster_prove import forwarded
 from glmspark.launch.record import Deployment, State
 from glmspark.launch.status import LOST, Load, RankStatus, Status, load_of
+from glmspark.nodes.facts.nvidia import GPUS
 from glmspark.nodes.fleet import Fleet
+from glmspark.nodes.survey import survey
 from glmspark.nodes.transport import NodeError
 
 UNREACHED = "not reached"
@@ -36,7 +39,36 @@ async def _status(place: Place, fleet: Fleet, name: str, states: States, sample:
     state = overall(states, deployment)
     if deployment is not None and state in (State.READY, State.UNPROVEN):
         load = await _load(fleet, deployment, sample)
-    return status_of(name, states, deployment, load, now=time.time())
+    found = status_of(name, states, deployment, load, now=time.time())
+    if deployment is None or load is None or not load.running or not load.tokens_per_second:
+        return found
+    return replace(found, forecast=await _forecast(fleet, deployment, load))
+
+
+async def _forecast(fleet: Fleet, deployment: Deployment, load: Load) -> dict[str, Any] | None:
+    """Measured beside predicted speed, with what the nodes know of the likely causes."""
+    from glmspark.launch.forecast import SAID, compared
+
+    said, clocks = "", []
+    head = fleet.nodes.get(deployment.ranks[0].node)
+    with contextlib.suppress(NodeError):
+        if head is not None:
+            words = ["grep", "-a", "-o", "-m", "20", "-E", SAID, "--", deployment.ranks[0].log]
+            said = (await head.run(words)).stdout
+    looks = await fleet.each(lambda node: survey(node, [GPUS]))
+    for facts in looks.values():
+        if not isinstance(facts, NodeError):
+            clocks += [gpu.clock for gpu in facts.get(GPUS) or () if gpu.clock]
+    result = await asyncio.to_thread(
+        compared,
+        deployment,
+        speed=load.tokens_per_second,
+        running=load.running,
+        tokens=load.tokens_per_step,
+        said=said,
+        clock=min(clocks, default=None),
+    )
+    return None if result is None else result.to_json()
 
 
 async def _load(fleet: Fleet, deployment: Deployment, sample: float) -> Load | None:

@@ -10,7 +10,7 @@ import httpx
 
 from glmspark.errors import StateError, UsageError
 from glmspark.launch import lock as locks
-from glmspark.launch.metrics import Sample, parse_metrics, tokens_per_second
+from glmspark.launch.metrics import Sample, acceptance, parse_metrics, tokens_per_second
 from glmspark.launch.record import Deployment, Home, State, Verdict, home, homes
 from glmspark.launch.watch import VITAL_TITLE
 from glmspark.nodes import processes
@@ -40,13 +40,15 @@ class RankStatus:
 
 @dataclass(frozen=True)
 class Load:
-    """What the engine does now. tokens_per_second: generated, over the time between two looks."""
+    """What the engine does now. tokens_per_second: generated, over the time between two looks.
+    tokens_per_step: that a step of one request made then, None where nothing drafts."""
 
     running: float | None
     waiting: float | None
     kv_usage: float | None
     tokens_per_second: float | None
     finished: float | None
+    tokens_per_step: float | None = None
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,8 @@ class Status:
     """One deployment. uptime: seconds since it became ready. load: None where the metrics do not answer.
 
     restarts: those by its own agents, each with at, cause, evidence, seconds. evidence: by node, where the
-    last of it lies. admission: whether new work is taken, since when, and why not."""
+    last of it lies. admission: whether new work is taken, since when, and why not. forecast: measured speed
+    beside the predicted one, see `glmspark.plan.compare`; None where nothing runs or nothing is predicted."""
 
     name: str
     state: str
@@ -70,6 +73,7 @@ class Status:
     restarts: list[dict[str, Any]] = field(default_factory=list)
     evidence: dict[str, str] = field(default_factory=dict)
     admission: dict[str, Any] | None = None
+    forecast: dict[str, Any] | None = None
 
     @property
     def answers(self) -> bool:
@@ -170,6 +174,7 @@ def load_of(endpoint: str, seconds: float) -> Load | None:
         kv_usage=after.kv_usage,
         tokens_per_second=tokens_per_second(before, after, end - begin),
         finished=after.finished,
+        tokens_per_step=made[0] if (made := acceptance(before, after)) else None,
     )
 
 
