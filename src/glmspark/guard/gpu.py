@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import signal
@@ -73,6 +72,7 @@ class GpuReader:
         self.problem: str | None = None
         self._argv = list(argv)
         self._process: subprocess.Popen[bytes] | None = None
+        self._handle = -1
         self._begun = -_AGAIN
         self._rest = b""
         self._seen: dict[int, tuple[float, Gpu]] = {}
@@ -89,34 +89,44 @@ class GpuReader:
     def _begin(self, now: float) -> None:
         self._begun = now
         libc = ctypes.CDLL(None)
+        # A terminal for its output: into a pipe a program may print a row only when it has many.
+        try:
+            handle, its_end = os.openpty()
+        except OSError as error:
+            self.problem = f"nvidia-smi: no terminal for its output: {error.strerror}"
+            return
         try:
             self._process = subprocess.Popen(
                 self._argv,
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
+                stdout=its_end,
                 stderr=subprocess.DEVNULL,
                 preexec_fn=lambda: libc.prctl(1, signal.SIGKILL, 0, 0, 0),  # noqa: PLW1509 - it ends with us
             )
         except OSError as error:
             # No driver is no fault: a CPU node has none.
             self.problem = None if isinstance(error, FileNotFoundError) else f"nvidia-smi: {error.strerror}"
+            os.close(handle)
             return
-        assert self._process.stdout is not None  # noqa: S101 - asked for above
-        os.set_blocking(self._process.stdout.fileno(), False)
-        self.problem, self._rest = None, b""
+        finally:
+            os.close(its_end)
+        os.set_blocking(handle, False)
+        self._handle, self.problem, self._rest = handle, None, b""
 
     def _take(self, now: float) -> None:
-        if self._process is None or self._process.stdout is None:
-            return
-        with contextlib.suppress(BlockingIOError):
-            while data := os.read(self._process.stdout.fileno(), 8192):
+        try:
+            while data := os.read(self._handle, 8192):
                 *lines, self._rest = (self._rest + data).split(b"\n")
                 self._rest = self._rest[-8192:]
                 for line in lines:
                     self._note(line.decode("utf-8", "replace"), now)
+        except BlockingIOError:
+            return
+        except OSError:
+            pass  # nobody holds the other end of the terminal any more
+        if self._process is not None:
             self.problem = f"nvidia-smi ended with {self._process.wait()}"
-            self._process.stdout.close()
-            self._process = None
+        self._close()
 
     def _note(self, line: str, now: float) -> None:
         if line.strip():
@@ -127,11 +137,13 @@ class GpuReader:
                 return
             self._seen[gpu.index] = (now, gpu)
 
+    def _close(self) -> None:
+        os.close(self._handle)
+        self._process, self._handle = None, -1
+
     def close(self) -> None:
         """End the query."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
-            if self._process.stdout is not None:
-                self._process.stdout.close()
-            self._process = None
+            self._close()
