@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _TICK, _POLL = 0.5, 2.0  # seconds between two verdicts, and between two looks at vLLM's metrics
 _DOWN = 60.0  # seconds for all ranks to be stopped
 _HEALTH = 5.0  # seconds for /health while the engine is awaited
-_SHOWN = 20  # restarts that state.json remembers
+_SHOWN, _SEEN = 20, 1500  # restarts that state.json remembers, and characters of what was seen of each
 _RETRY = 30.0  # seconds after which clients are told to try again where nothing better is known
 
 
@@ -207,6 +207,7 @@ class Leader:
             return None
         evidence = agent.state.get("evidence") if cause is not None else None
         short = {name: (cause or {}).get(name) for name in ("what", "rank", "node", "seen", "kind")}
+        short["seen"] = str(short["seen"])[:_SEEN] if short["seen"] else None
         if cause is None:
             short |= {"what": f"the agent of rank 0 on {agent.spec.node} was gone", "kind": "lost"}
         entry = {"at": now, "cause": short, "evidence": evidence, "seconds": None}

@@ -9,6 +9,7 @@ from collections import deque
 from pathlib import Path
 
 _TROUBLE = re.compile(r"\b(ERROR|CRITICAL)\b|^Traceback |\bFatal Python error\b|^\w*(Error|Exception): ")
+_LONGEST = 1000  # characters of a line that tells why: it goes over the watch, and into every state.json
 MOST = 64 << 20
 """Bytes of one log file; what is older moves to NAME.1."""
 
@@ -54,10 +55,12 @@ class Log:
 
 def evidence(tail: list[str], most: int = 12) -> list[str]:
     """Of a log's last lines those that tell why: from the first that sounds of an error, else the last."""
+    found = tail[-most:]
     for number, line in enumerate(tail):
         if _TROUBLE.search(line):
-            return tail[number:][:most]
-    return tail[-most:]
+            found = tail[number:][:most]
+            break
+    return [line[:_LONGEST] for line in found]
 
 
 class Reader:

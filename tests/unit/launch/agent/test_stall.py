@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -157,3 +160,44 @@ def test_metrics_of_several_engines_are_added() -> None:
 @given(st.text(max_size=300))
 def test_whatever_an_api_says_is_read(text: str) -> None:
     read_metrics(text + "\nvllm:num_requests_running 1\n")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_two_hours_of_healthy_load_are_no_stall(seed: int) -> None:
+    """A compressed clock: bursts, idle minutes, prompts read for minutes, slow steps, an API that is late, an
+    agent that does not run for a while; all that is still well, and nothing restarts."""
+    chance = random.Random(seed)
+    one = judge()
+    now, step, tokens, running = 0.0, 0, 0.0, 0
+    prompt_until = slow_until = api_late_until = 0.0
+    canary_at, polled = 15.0, 0.0
+    while now < 7200:
+        now += 0.5
+        if chance.random() < 1 / 1200:  # this agent did not run, as where a machine is suspended
+            gone = chance.uniform(5, 300)
+            now += gone
+            one.shift(gone)
+        if chance.random() < 1 / 60:
+            running = chance.choice((0, 0, 1, 4, 32))
+        if chance.random() < 1 / 200:
+            prompt_until = now + chance.uniform(5, 240)  # no token comes of it, but steps do
+        if now > slow_until + 2 and chance.random() < 1 / 100:
+            slow_until = now + chance.uniform(1, BOUNDS.tokens * 0.8)  # one step that takes so long
+        if now > api_late_until + 4 and chance.random() < 1 / 100:
+            api_late_until = now + chance.uniform(1, BOUNDS.api * 0.7)
+        if running and now >= slow_until:
+            step += 1
+            tokens += 0 if now < prompt_until else running
+        for rank in (0, 1):
+            behind = int(chance.random() < 0.2)  # a step that has begun on one and not yet on the other
+            one.rank(rank, Reading(now, steps=(step + behind, step)), now)
+        if now < api_late_until:
+            one.silent("late")
+        elif now >= polled + 2:
+            polled = now
+            one.metrics(Metrics(running, 0, tokens), now)
+        if now >= canary_at:
+            canary_at = now + BOUNDS.every
+            if one.idle:
+                one.canary(None, now)
+        assert one.verdict(now) is None, (now, one.verdict(now))
