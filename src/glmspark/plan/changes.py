@@ -117,7 +117,7 @@ def _drafts(recipe: Recipe) -> str:
 
 def _try(recipe: Recipe, outline: Outline, site: Site, streams: int, depth: int, text: Text) -> float | None:
     try:
-        tried = study(recipe, outline, site, streams=streams, depth=depth)
+        tried = study(recipe, outline, site, streams=streams, depth=depth, texts=(text,))
     except PlanError:
         return None
     return speed_of(tried, text) if tried.fits else None

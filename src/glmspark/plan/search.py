@@ -95,13 +95,13 @@ def _option(
     fit."""
     try:
         changed = apply(recipe, asked)
-        largest = study(_with_pool(changed, outline, site.platform, 64), outline, site, speeds=False).context
+        largest = study(_with_pool(changed, outline, site.platform, 64), outline, site, texts=()).context
         if largest <= 0:
             return None
         changed = apply(changed, Asked(context=min(changed.engine.max_model_len, largest)))
         sized = _with_pool(changed, outline, site.platform, changed.engine.max_model_len)
-        one = study(sized, outline, site, depth=depth)
-        many = study(sized, outline, site, streams=_MANY, depth=depth)
+        one = study(sized, outline, site, depth=depth, texts=(text,))
+        many = study(sized, outline, site, streams=_MANY, depth=depth, texts=(text,))
     except PlanError:
         return None
     return Option(one, speed_of(one, text), speed_of(many, text)) if one.fits else None

@@ -33,7 +33,7 @@ from glmspark.plan.ranks import (
 from glmspark.plan.settings import drafter_key
 from glmspark.plan.site import Site
 from glmspark.plan.speed import Prediction, Run, predict
-from glmspark.plan.speed.text import KINDS
+from glmspark.plan.speed.text import KINDS, Text
 from glmspark.plan.split import Place, check_layout, check_stages, places
 
 __all__ = ["Held", "Study", "alike", "largest_context", "refusal", "run_of", "study", "to_json"]
@@ -91,9 +91,9 @@ def study(
     streams: int = 1,
     depth: int = 1000,
     prompt: int = 2048,
-    speeds: bool = True,
+    texts: Sequence[Text] = KINDS,
 ) -> Study:
-    """Plan memory and speed. streams, depth, prompt: what speed is asked for.
+    """Plan memory and speed. streams, depth, prompt, texts: what speed is asked for.
 
     Raises PlanError for a layout that the model cannot be split by, for too few nodes, and for a KV cache
     that does not hold one request. What does not fit is no error here: see `refusal`.
@@ -117,10 +117,10 @@ def study(
     token = max(per_place, key=lambda one: one.total)
     states = max(cache_of(recipe, outline, place, site.platform, tp=layout.tp)[1] for place in where)
     found: dict[str, Prediction] = {}
-    if speeds and site.platform == "cuda":
+    if texts and site.platform == "cuda":
         run = run_of(recipe, outline, site)
         drafter = drafter_key(recipe, flash=model.linear is not None)
-        for text in KINDS if run.drafts else KINDS[:1]:
+        for text in texts if run.drafts else texts[:1]:
             found[text if run.drafts else "any"] = predict(
                 run, streams=streams, depth=depth, prompt=prompt, drafter=drafter, text=text
             )
@@ -267,7 +267,7 @@ def _fits_with_dcp(found: Study, dcp: int) -> bool:
     engine = recipe.engine.model_copy(update={"kv_cache_memory": max(share, 1)})
     changed = recipe.model_copy(update={"layout": layout.model_copy(update={"dcp": dcp}), "engine": engine})
     try:
-        return study(changed, found.outline, found.site, speeds=False).fits
+        return study(changed, found.outline, found.site, texts=()).fits
     except PlanError:
         return False
 

@@ -45,7 +45,7 @@ def site(recipe: Recipe, count: int | None = None) -> Site:
 def planned(name: str, **asked: int) -> Study:
     recipe, outline = known(name)
     changed = apply(recipe, Asked(**asked))
-    return study(changed, outline, site(changed), speeds=False)
+    return study(changed, outline, site(changed), texts=())
 
 
 @pytest.mark.parametrize("name", LARGE)
@@ -85,10 +85,10 @@ def test_what_it_says_fits_does_fit():
     found = planned("glm-5.2-4x-mtp")
     changed = apply(recipe, Asked(context=found.context))
     need = int(found.token.total * found.context)
-    assert study(apply(changed, Asked(kv_cache=need)), outline, site(recipe), speeds=False).fits
+    assert study(apply(changed, Asked(kv_cache=need)), outline, site(recipe), texts=()).fits
     room = need + int(found.token.total * 8192)
     more = apply(recipe, Asked(context=found.context + 4096, kv_cache=room))
-    assert not study(more, outline, site(recipe), speeds=False).fits
+    assert not study(more, outline, site(recipe), texts=()).fits
 
 
 def test_mtp_beside_bf16_attention_does_not_fit_where_it_thrashed_nodes():
@@ -99,8 +99,8 @@ def test_mtp_beside_bf16_attention_does_not_fit_where_it_thrashed_nodes():
     outline = outline_published("nvidia/GLM-5.2-NVFP4", published)
     small = Asked(context=32768, kv_cache=2 * GIB)
     without = apply(apply(recipe, small), Asked(spec=("", 0)))
-    assert study(without, outline, site(recipe), speeds=False).fits
-    assert not study(apply(recipe, small), outline, site(recipe), speeds=False).fits
+    assert study(without, outline, site(recipe), texts=()).fits
+    assert not study(apply(recipe, small), outline, site(recipe), texts=()).fits
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_mtp_beside_bf16_attention_does_not_fit_where_it_thrashed_nodes():
 def test_what_cannot_be_planned_is_named(asked, says):
     recipe, outline = known("glm-5.2-4x-mtp")
     with pytest.raises(PlanError, match=says):
-        study(apply(recipe, asked), outline, site(recipe, 128), speeds=False)
+        study(apply(recipe, asked), outline, site(recipe, 128), texts=())
 
 
 def test_too_few_nodes():
@@ -140,7 +140,7 @@ def test_more_nodes_never_hold_more_and_more_context_never_needs_less(name, cont
 
     def most(tp: int, pp: int, length: int) -> int:
         asked = Asked(tp=tp, pp=pp, context=length, kv_cache=200 * GIB)
-        found = study(apply(dense, asked), outline, site(recipe, 64), speeds=False)
+        found = study(apply(dense, asked), outline, site(recipe, 64), texts=())
         return max(rank.memory.needed for rank in found.ranks)
 
     base = most(*layout, context)
@@ -206,7 +206,7 @@ def test_lessons_of_a_start(tmp_path, monkeypatch):
     said = read_log(LOG)
     assert (said.weights, said.tokens) == (int(98.07 * GIB), 150_016)
     recipe, outline = known("glm-5.2-4x-mtp")
-    found = study(recipe, outline, site(recipe), speeds=False)
+    found = study(recipe, outline, site(recipe), texts=())
     memory = found.ranks[0].memory
     plan = {"ranks": [{"memory": memory.model_dump()}], "kv_tokens": found.tokens, "platform": "cuda"}
     lesson = lesson_of(recipe.name, plan, [LOG])
@@ -245,5 +245,5 @@ def test_a_lab_shares_its_machine():
     recipe, outline = known("glm-5.3-flash-nvfp4-4x-mtp")
     alone = site(recipe)
     shared = replace(alone, seats=tuple(replace(seat, board="one") for seat in alone.seats))
-    assert study(recipe, outline, alone, speeds=False).fits
-    assert not study(recipe, outline, shared, speeds=False).fits
+    assert study(recipe, outline, alone, texts=()).fits
+    assert not study(recipe, outline, shared, texts=()).fits
