@@ -11,6 +11,7 @@ import json
 import os
 import queue
 import socket
+import stat
 import subprocess
 import threading
 import time
@@ -21,7 +22,7 @@ from typing import Any
 from .config import Config
 from .decide import Action
 from .deployments import Deployed
-from .files import say
+from .files import Trouble, say
 
 _ASK = 2.0
 _STOP = 60.0
@@ -76,20 +77,37 @@ def agent_command(home: str, words: Sequence[str], *, python: str) -> list[str] 
 def resume_command(ranks: str, *, python: str) -> list[str] | None:
     """The command that brings back deployments that shall survive a restart of the node; None where no agent
     was ever shipped there. ranks: the directory with the agents' archives."""
-    programs = sorted(Path(ranks).glob("agent-*.pyz"), key=lambda one: one.stat().st_mtime)
+    programs = sorted(Path(ranks).glob("agent-*.pyz"), key=lambda one: one.lstat().st_mtime)
     return [python, "-I", str(programs[-1]), "resume"] if programs else None
 
 
-def run_as_owner(argv: Sequence[str], directory: str, timeout: float) -> int | None:
-    """Run a command as who owns a directory, with his HOME; its exit code, None where it did not end."""
-    about = os.stat(directory)  # noqa: PTH116
+def owner_of(directory: str, program: str) -> int:
+    """The user whose program lies in his directory. Raises Trouble unless both are his, and no links.
+
+    The guard is root and the directory is a user's: through a link he could have it run what lies anywhere,
+    as whoever owns that place.
+    """
+    about, found = os.lstat(directory), os.lstat(program)
+    if not stat.S_ISDIR(about.st_mode) or not stat.S_ISREG(found.st_mode) or found.st_uid != about.st_uid:
+        raise Trouble(f"{program} is not a program of who owns {directory}")
+    return about.st_uid
+
+
+def run_as_owner(
+    argv: Sequence[str], program: str, directory: str, timeout: float, *, state: str
+) -> int | None:
+    """Run a command as who owns a directory, with his HOME; its exit code, None where it did not end.
+
+    program: the file in `argv` that is run; see owner_of. state: glmspark's state directory for it. Raises OSError or Trouble where it may not be run.
+    """
+    uid = owner_of(directory, program)
     environment = {key: text for key, text in os.environ.items() if key in ("PATH", "LANG")}
-    environment["GLMSPARK_STATE_DIR"] = str(Path(directory).parent)
+    environment["GLMSPARK_STATE_DIR"] = state
     become: dict[str, Any] = {}
-    if os.geteuid() == 0 and about.st_uid != 0:
+    if os.geteuid() == 0 and uid != 0:
         import pwd  # here, since a stop by the socket needs none of it
 
-        owner = pwd.getpwuid(about.st_uid)
+        owner = pwd.getpwuid(uid)
         groups = os.getgrouplist(owner.pw_name, owner.pw_gid)
         become = {"user": owner.pw_uid, "group": owner.pw_gid, "extra_groups": groups}
         environment |= {"HOME": owner.pw_dir, "USER": owner.pw_name, "LOGNAME": owner.pw_name}
@@ -136,7 +154,7 @@ class Hands:
             begin = time.monotonic()
             try:
                 said = self._do(action, one)
-            except OSError as error:
+            except (OSError, Trouble, KeyError) as error:  # KeyError: a user that the system does not know
                 said = f"failed: {error}"
             self._done(action, f"{said} ({time.monotonic() - begin:.2f} s)")
 
@@ -167,7 +185,7 @@ class Hands:
         argv = agent_command(one.home, ["stop", one.name, "--keep"], python=self._python)
         if argv is None:
             return "failed: no agent answers, and its program is not there"
-        code = run_as_owner(argv, str(Path(one.home).parent), _STOP)
+        code = run_as_owner(argv, argv[2], one.home, _STOP, state=str(Path(one.home).parents[1]))
         return (
             "stopped by the agent's program" if code == 0 else f"failed: the agent's program left with {code}"
         )

@@ -63,16 +63,27 @@ class Protection:
 
     def apply(self, deployments: Iterable[Deployed]) -> None:
         """Give the processes of deployments and their agents their scores; cheap where nothing is new."""
-        wanted: dict[tuple[int, int], tuple[int, bool]] = {}
+        wanted: dict[tuple[int, int], tuple[int, Deployed]] = {}
         for one in deployments:
             for process in one.family:
-                wanted[process.pid, process.started] = (ENGINE, False)
+                wanted[process.pid, process.started] = (ENGINE, one)
             if one.agent is not None and (agent := read_process(self._roots, one.agent)) is not None:
-                wanted[agent.pid, agent.started] = (AGENT, True)
-        for who, (score, lower) in wanted.items():
-            if self._set.get(who) != score:
-                self._give(who, score, note=lower)
+                wanted[agent.pid, agent.started] = (AGENT, one)
+        for who, (score, one) in wanted.items():
+            if self._set.get(who) == score:
+                continue
+            # The lists are a user's file: he has no say over others' processes (in containers: root's).
+            if self._belongs(who[0], one.home) or (one.container and score == ENGINE):
+                self._give(who, score, note=score == AGENT)
+            else:
+                self._set[who] = score
         self._set = {who: score for who, score in self._set.items() if who in wanted or score == LISTENER}
+
+    def _belongs(self, pid: int, home: str) -> bool:
+        try:
+            return os.stat(self._roots.path(f"/proc/{pid}")).st_uid == os.stat(home).st_uid  # noqa: PTH116
+        except OSError:
+            return False
 
     def apply_listeners(self) -> None:
         """Protect sshd's listening processes and the guard itself."""

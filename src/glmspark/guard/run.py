@@ -274,10 +274,12 @@ class Guard:
     def _resume_all(self) -> None:
         for base in self.config.states:
             ranks = f"{base}/ranks"
-            with contextlib.suppress(OSError):
+            try:
                 argv = resume_command(ranks, python="python3") if wants_resume(ranks) else None
                 if argv is not None:
-                    run_as_owner(argv, ranks, _RESUME_LIMIT)
+                    run_as_owner(argv, argv[2], ranks, _RESUME_LIMIT, state=base)
+            except (OSError, Trouble, KeyError) as error:
+                say(f"cannot bring back what is to come back in {ranks}: {error}")
 
     def metrics(self) -> str:
         """The last look for Prometheus."""

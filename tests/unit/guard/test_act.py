@@ -15,11 +15,19 @@ from typing import Any
 
 import pytest
 
-from glmspark.guard.act import Hands, agent_command, ask_agent, resume_command, run_as_owner, stop_reason
+from glmspark.guard.act import (
+    Hands,
+    agent_command,
+    ask_agent,
+    owner_of,
+    resume_command,
+    run_as_owner,
+    stop_reason,
+)
 from glmspark.guard.config import Config
 from glmspark.guard.decide import Action
 from glmspark.guard.deployments import Deployed
-from glmspark.guard.files import Roots
+from glmspark.guard.files import Roots, Trouble
 from glmspark.guard.processes import Process
 from glmspark.guard.protect import AGENT, ENGINE, LISTENER, Protection, listeners
 from tests.unit.guard.spark import deployed, put, stat_line
@@ -106,22 +114,42 @@ def test_the_agents_program_where_the_agent_does_not_answer(tmp_path: Path) -> N
     )
     (said,) = done_by(Config("spark1"), (Action("stop", "", {}, "glm"), at(home)))
     assert "stopped by the agent's program" in said
-    heard = json.loads((home.parent / "heard").read_text())
+    heard = json.loads((home / "heard").read_text())
     assert heard == [["stop", "glm", "--keep"], str(tmp_path / "state")]
+    (home / "agent.pyz").rename(home.parent / "elsewhere")
+    (home / "agent.pyz").symlink_to(home.parent / "elsewhere")
+    (refused,) = done_by(Config("spark1"), (Action("stop", "", {}, "glm"), at(home)))
+    assert "not a program of who owns" in refused
     assert agent_command(str(home), ["stop"], python="python3") == [
         *("python3", "-I", f"{home}/agent.pyz", "stop")
     ]
 
 
 def test_programs_run_as_who_owns_the_directory(tmp_path: Path) -> None:
-    os.chown(tmp_path, 65534, 65534) if os.geteuid() == 0 else None
+    program = tmp_path / "who.sh"
+    program.write_text("id -u > who")
+    for path in (tmp_path, program) if os.geteuid() == 0 else ():
+        os.chown(path, 65534, 65534)
     for parent in tmp_path.parents:
         if parent.is_relative_to("/tmp") and parent != Path("/tmp"):
             parent.chmod(parent.stat().st_mode | 0o011)
-    code = run_as_owner(["sh", "-c", "id -u > who"], str(tmp_path), 10)
-    assert code == 0
+    assert run_as_owner(["sh", str(program)], str(program), str(tmp_path), 10, state="/s") == 0
     assert int((tmp_path / "who").read_text()) == tmp_path.stat().st_uid
-    assert run_as_owner([str(tmp_path / "none")], str(tmp_path), 10) is None
+    assert run_as_owner([str(tmp_path / "none")], str(program), str(tmp_path), 10, state="/s") is None
+
+
+def test_nothing_of_others_is_run(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    program = tmp_path / "real/agent-1.pyz"
+    program.write_text("")
+    assert owner_of(str(tmp_path / "real"), str(program)) == os.getuid()
+    (tmp_path / "ranks").symlink_to(tmp_path / "real")  # as a user might point at a place of root's
+    with pytest.raises(Trouble, match="not a program of"):
+        owner_of(str(tmp_path / "ranks"), str(tmp_path / "ranks/agent-1.pyz"))
+    if os.geteuid() == 0:
+        os.chown(program, 65534, 65534)
+        with pytest.raises(Trouble, match="not a program of"):
+            owner_of(str(tmp_path / "real"), str(program))
 
 
 def test_the_newest_agent_brings_back(tmp_path: Path) -> None:
@@ -170,11 +198,21 @@ def test_scores_are_set_noted_and_put_back(tmp_path: Path) -> None:
     protect._put = lambda path, value: put(tmp_path, path, str(value))  # type: ignore[assignment]
     try:
         journal = str(tmp_path / "oom.json")
-        one = replace(deployed(agent=60), family=(Process(70, "VLLM::EngineCore", "S", 60, 77, 1.0, 1),))
+        one = replace(
+            deployed(agent=60),
+            home=str(tmp_path),
+            family=(Process(70, "VLLM::EngineCore", "S", 60, 77, 1.0, 1),),
+        )
         first = Here(Roots(str(tmp_path)), journal)
         first.apply([one])
         first.apply_listeners()
         assert (score(50), score(51), score(60), score(70)) == (LISTENER, 0, AGENT, ENGINE)
+        if os.geteuid() == 0:  # a list that names a process of somebody else
+            put(tmp_path, "/proc/90/stat", stat_line(90, "python3"))
+            put(tmp_path, "/proc/90/oom_score_adj", "0\n")
+            os.chown(tmp_path / "proc/90", 65534, 65534)
+            first.apply([replace(one, agent=None, family=(Process(90, "python3", "S", 1, 77, 1.0, 1),))])
+            assert score(90) == 0
         assert stat.S_IMODE(Path(journal).stat().st_mode) == 0o600
         # It was killed: the next one knows what was there before.
         second = Here(Roots(str(tmp_path)), journal)

@@ -153,3 +153,17 @@ def test_a_state_file_is_read_again_when_it_was_replaced(tmp_path: Path) -> None
         (home / "aside").write_text(json.dumps({"state": state}))
         (home / "aside").replace(home / "state.json")
         assert reader.read(TOTAL)[0].state == state
+
+
+@given(said=JSON, plan=JSON)
+def test_whatever_an_agent_says_is_read(
+    tmp_path_factory: pytest.TempPathFactory, said: Any, plan: Any
+) -> None:
+    base = tmp_path_factory.mktemp("state")
+    home = base / "ranks/glm"
+    home.mkdir(parents=True)
+    value = {"state": "ready", "family": said, "agent": said, "rank": said} if said else said
+    (home / "state.json").write_text(json.dumps(value))
+    (home / "guard.json").write_text(json.dumps(plan))
+    for one in DeploymentReader(Roots(), (str(base),)).read(TOTAL):
+        json.dumps(one.to_json())
