@@ -98,7 +98,8 @@ def run_as_owner(
 ) -> int | None:
     """Run a command as who owns a directory, with his HOME; its exit code, None where it did not end.
 
-    program: the file in `argv` that is run; see owner_of. state: glmspark's state directory for it. Raises OSError or Trouble where it may not be run.
+    program: the file in `argv` that is run; see owner_of. state: glmspark's state directory for it. Raises
+    OSError or Trouble where it may not be run.
     """
     uid = owner_of(directory, program)
     environment = {key: text for key, text in os.environ.items() if key in ("PATH", "LANG")}
