@@ -32,8 +32,8 @@ from tests.gpu import attention_cases as cases  # noqa: E402
 from tests.gpu.attention_cases import DEVICE, TOP_K, microseconds, scale_of  # noqa: E402
 
 SPARSE_SHAPES = [
-    Shape(16, 32, 4, 5), Shape(16, 64, 4, 3), Shape(16, 64, 8, 3), Shape(16, 128, 8, 3), Shape(32, 64, 4, 3),
-    Shape(32, 64, 8, 3), Shape(64, 32, 4, 3), Shape(64, 64, 4, 3), Shape(64, 64, 8, 3), Shape(64, 64, 8, 5),
+    Shape(16, 32, 4, 5), Shape(16, 64, 8, 3), Shape(16, 64, 8, 5), Shape(16, 128, 8, 3), Shape(32, 32, 8, 3),
+    Shape(32, 32, 8, 5), Shape(32, 64, 8, 3), Shape(64, 32, 8, 3), Shape(64, 64, 8, 3), Shape(64, 64, 4, 3),
 ]  # fmt: skip
 DENSE_SHAPES = [
     Shape(16, 32, 4, 3), Shape(16, 32, 4, 5), Shape(16, 64, 4, 3), Shape(16, 64, 4, 5), Shape(16, 64, 8, 5),
