@@ -110,10 +110,21 @@ def start_engine(case: Case, work: Path, **more: Any) -> Any:
 
     a = dict(case.arguments)
     arguments = {"max_model_len": 8192, "dtype": "bfloat16", "max_num_seqs": 64, "disable_log_stats": False}
+    wait_for_drafter(case, work)
     arguments |= SHARED | a.pop("engine", {}) | more
     if "draft" in a:
         arguments["speculative_config"] = drafting(work, **a["draft"])
     return LLM(str(CHECKPOINT), **arguments)
+
+
+def wait_for_drafter(case: Case, work: Path) -> None:
+    """vLLM has been imported; what is still being trained is waited for."""
+    from vllm import LLM  # noqa: F401 - takes longer than anything else before the engine
+
+    while "draft" in case.arguments and not (work / "drafter/config.json").exists():
+        if (work / "failed").exists():
+            raise RuntimeError("there is no drafter to serve with")
+        time.sleep(0.2)
 
 
 def questions(engine: Any) -> list[tuple[str, list[int]]]:
@@ -170,7 +181,7 @@ def served(case: Case, work: Path) -> dict[str, Any]:
                 tokens[number] = found
             say(kind, counts)
         say("all", everything)
-        for depth in (128, 1000, 4000, 7000):
+        for depth in case.arguments.get("depths", (128, 1000, 4000, 7000)):
             group = needles(depth, 24)
             ids = [
                 tokenizer.apply_chat_template(
@@ -204,6 +215,52 @@ def served(case: Case, work: Path) -> dict[str, Any]:
     return {"ok": whole and (steps > 0) == ("draft" in case.arguments), "note": note, "tokens": tokens}
 
 
+def policy(case: Case, work: Path) -> dict[str, Any]:
+    """Five kinds of text, one request at a time: every fixed number of drafts, and the policy's choice."""
+    from vllm import SamplingParams
+
+    begin = time.time()
+    engine = start_engine(case, work, max_num_seqs=16)
+    loaded = time.time() - begin
+    scheduler = engine.llm_engine.engine_core.engine_core.scheduler
+    chooser = scheduler.dynamic_sd_lookup
+    if not hasattr(chooser, "observe"):
+        return {"ok": False, "note": f"there is no policy but {type(chooser).__name__}"}
+    sampling = SamplingParams(temperature=0, max_tokens=160)
+    asked: dict[str, list[list[int]]] = defaultdict(list)
+    for kind, ids in questions(engine):
+        asked[kind].append(ids)
+
+    def speed(kind: str, count: int) -> float:
+        start, total = time.time(), 0
+        for ids in (asked[kind] * count)[:count]:
+            (output,) = engine.generate([{"prompt_token_ids": ids}], sampling, use_tqdm=False)
+            total += len(output.outputs[0].token_ids)
+        return total / (time.time() - start)
+
+    shares = []
+    with turn(work, alone=True):
+        scheduler.dynamic_sd_lookup = [BLOCK] * 300
+        speed("counting", 4)
+        for kind in ("counting", "copies", "sums", "story", "unknown"):
+            fixed = {}
+            for number in chooser.choices:
+                scheduler.dynamic_sd_lookup = [number] * 300
+                fixed[number] = speed(kind, 8)
+            scheduler.dynamic_sd_lookup = chooser
+            first, then = speed(kind, 10), speed(kind, 16)
+            best = max(fixed, key=lambda number: fixed[number])
+            shares.append(then / fixed[best])
+            numbers = ", ".join(f"{number}: {rate:.0f}" for number, rate in fixed.items())
+            told = f"{then / fixed[best]:.3f} of the best, {then / fixed[0]:.2f} of none"
+            print(
+                f"TABLE policy {kind:10} {numbers}; policy {first:.0f}, then {then:.0f}: {told}", flush=True
+            )
+    print(f"TABLE policy knows {json.dumps(chooser.summary())}", flush=True)
+    note = f"start {loaded:.0f} s; at least {min(shares):.3f} of the best fixed number of drafts"
+    return {"ok": min(shares) >= 0.9, "note": note}
+
+
 def sampled(case: Case, work: Path) -> dict[str, Any]:
     """Tokens sampled with drafts against the target's own distribution: chi-square at three temperatures."""
     import random
@@ -212,7 +269,7 @@ def sampled(case: Case, work: Path) -> dict[str, Any]:
     from vllm import SamplingParams
 
     engine = start_engine(case, work, max_logprobs=600, max_num_seqs=256)
-    samples, width, worst, notes = 4000, 576, 1.0, []
+    samples, width, worst, notes = 3000, 576, 1.0, []
     confused = 0.0
 
     def distributions(prefixes: list[list[int]]) -> torch.Tensor:
@@ -285,41 +342,32 @@ def sampled(case: Case, work: Path) -> dict[str, Any]:
 
 
 TRAINED = "train, glm-tiny, DSA"
-GRAPHS = {"engine": {"enforce_eager": False}}
-DRAFT = {"draft": {}}
+EAGER = {"enforce_eager": True}
 
 CASES: dict[str, Case] = {
-    TRAINED: Case(pipeline, arguments={"drafter": "drafter", "prompts": 9000, "steps": 4000, "rate": 2e-3}),
-    "GLM-5.2's drafter, made-up weights": Case(published),
-    "depth, no window": Case(depth, IN_PROCESS, {"label": "whole", "window": None}),
-    "depth, window, blocks outermost": Case(depth, IN_PROCESS | PACKED, {"label": "packed", "window": 1024}),
-    "depth, window": Case(depth, IN_PROCESS, {"label": "window", "window": 1024}),
-    "plain, DSA": Case(served, {}, {"label": "plain, DSA", **GRAPHS}, needs=TRAINED),
+    TRAINED: Case(pipeline, arguments={"drafter": "drafter", "prompts": 4000, "steps": 3000, "rate": 2e-3}),
+    "plain, DSA": Case(served, {}, {"label": "plain, DSA"}),
     "DSpark, DSA": Case(
-        served, PACKED, {"label": "DSpark, DSA", **GRAPHS, **DRAFT}, needs=TRAINED, same_as="plain, DSA"
-    ),
-    "DSpark, dense": Case(
-        served,
-        DENSE,
-        {"label": "DSpark, dense", "timed": False, "engine": {"max_model_len": 8192}, **DRAFT},
-        needs=TRAINED,
-        same_as="plain, dense",
-    ),
-    "sampling, drafts by argmax": Case(sampled, {}, {**GRAPHS, **DRAFT}, needs=TRAINED),
-    "sampling, drafts sampled": Case(
-        sampled, PACKED, {**GRAPHS, "draft": {"draft_sample_method": "probabilistic"}}, needs=TRAINED
-    ),
-    "plain, dense": Case(served, DENSE, {"label": "plain, dense", "timed": False, **GRAPHS}, needs=TRAINED),
-    "DSpark, DSA, chunks of 128, 4 at once": Case(
         served,
         PACKED,
+        {"label": "DSpark, DSA", "timed": False, "draft": {}},
+        same_as="plain, DSA",
+    ),
+    "policy, DSpark, DSA": Case(
+        policy, PACKED | IN_PROCESS | {"GLMSPARK_DRAFT_POLICY": "auto"}, {"draft": {}}
+    ),
+    "sampling, drafts by argmax": Case(sampled, {}, {"engine": EAGER, "draft": {}}),
+    # Up to 2,048 tokens dense attention is DSA: the needles beyond are left out.
+    "DSpark, dense, chunks of 128": Case(
+        served,
+        DENSE,
         {
-            "label": "DSpark, chunks",
+            "label": "DSpark, dense",
             "timed": False,
-            "engine": {"max_num_batched_tokens": 128, "max_num_seqs": 4},
-            **DRAFT,
+            "depths": (128, 1000),
+            "engine": {**EAGER, "max_model_len": 2048, "max_num_batched_tokens": 128, "max_num_seqs": 8},
+            "draft": {},
         },
-        needs=TRAINED,
         same_as="plain, DSA",
     ),
     "fine-tuning on NVFP4's states": Case(
@@ -330,10 +378,21 @@ CASES: dict[str, Case] = {
             "start": "drafter",
             "variant": "glm-tiny-nvfp4",
             "engine": {"moe_backend": "marlin"},
-            "prompts": 5000,
-            "steps": 1500,
+            "prompts": 2500,
+            "steps": 800,
             "rate": 5e-4,
         },
         needs=TRAINED,
+    ),
+    "sampling, drafts sampled": Case(
+        sampled,
+        PACKED,
+        {"engine": EAGER, "draft": {"draft_sample_method": "probabilistic"}},
+        needs=TRAINED,
+    ),
+    "GLM-5.2's drafter, made-up weights": Case(published, asked=True),
+    "depth, no window": Case(depth, IN_PROCESS, {"label": "whole", "window": None}, asked=True),
+    "depth, window, blocks outermost": Case(
+        depth, IN_PROCESS | PACKED, {"label": "packed", "window": 1024}, asked=True
     ),
 }

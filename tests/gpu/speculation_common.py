@@ -15,13 +15,15 @@ BLOCK = 8
 @dataclass(frozen=True)
 class Case:
     """function(case, work) gives a row: `ok`, `note`, and `tokens` where it generates. needs: the case that
-    must have run before. same_as: the case whose tokens must be these. `work` is common to all cases."""
+    must have run before. same_as: the case whose tokens must be these. `work` is common to all cases. asked:
+    whether it runs only where it is named."""
 
     function: Callable[[Case, Path], dict[str, Any]]
     env: dict[str, str] = field(default_factory=dict)
     arguments: dict[str, Any] = field(default_factory=dict)
     needs: str = ""
     same_as: str = ""
+    asked: bool = False
 
 
 @contextlib.contextmanager

@@ -1,10 +1,12 @@
 """Speculation on CUDA: one script that trains glm-tiny's drafter, serves with it and prints a table.
 
-    python tests/gpu/speculation_cuda.py [--at-once N] [--work DIR] [--out DIR] [--list] [CASE ...]
+    python tests/gpu/speculation_cuda.py [--at-once N] [--limit SECONDS] [--work DIR] [--out DIR] [CASE ...]
 
-Run by hand on a machine with one GPU (docs/gpu-runs.md records the runs). N cases run at once (default 5),
-each in a process of its own; what is timed waits until nothing else computes. With --out (default $OUT, where
-that is set) the trained drafters, losses and the table are left there. Exits with 1 if anything is wrong.
+Run by hand on a machine with one GPU (docs/gpu-runs.md records the runs). N cases run at once (default 6),
+each in a process of its own; what is timed waits until nothing else computes. After --limit seconds in all
+(default 330) what still runs is ended and the table printed. What a case leaves goes to --out (default $OUT,
+where that is set) as soon as it ends. Exits with 1 if anything is wrong. --list: all cases; some run only
+when they are named.
 """
 
 from __future__ import annotations
@@ -26,12 +28,9 @@ sys.path.insert(0, str(ROOT))
 
 from tests.gpu.speculation_cases import CASES  # noqa: E402 - the path is set first: this is run as a script
 
-LIMIT = 420  # seconds a case may take, waiting for its turn included
-DRAFTERS = ("drafter", "tuned")
 
-
-def run_one(name: str, work: Path) -> dict[str, Any]:
-    """A case in a process of its own; its row."""
+def run_one(name: str, work: Path, until: float) -> dict[str, Any]:
+    """A case in a process of its own; its row. until: the time at which it is ended."""
     case, log = CASES[name], work / f"{name}.log"
     environment = {
         **os.environ, **case.env, "PYTHONUNBUFFERED": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1",
@@ -44,7 +43,7 @@ def run_one(name: str, work: Path) -> dict[str, Any]:
             words, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
         try:
-            process.wait(LIMIT)
+            process.wait(max(1.0, until - time.time()))
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, 9)
             process.wait()
@@ -60,7 +59,9 @@ def run_one(name: str, work: Path) -> dict[str, Any]:
     return row
 
 
-def run_all(names: list[str], work: Path, at_once: int) -> dict[str, dict[str, Any]]:
+def run_all(
+    names: list[str], work: Path, at_once: int, until: float, out: Path | None
+) -> dict[str, dict[str, Any]]:
     """Every case, in the order of the table; one that needs another waits for it, and falls with it."""
     rows: dict[str, dict[str, Any]] = {}
     waiting, changed = list(names), threading.Condition()
@@ -79,12 +80,21 @@ def run_all(names: list[str], work: Path, at_once: int) -> dict[str, dict[str, A
                 waiting.remove(name)
             need = rows.get(CASES[name].needs)
             drafter = (work / "drafter/config.json").exists()
-            if need is not None and not drafter:
+            if time.time() > until - 20:
+                row = {"ok": False, "note": "not begun: the time was up", "seconds": 0}
+            elif need is not None and not drafter:
                 row = {"ok": False, "note": f"{CASES[name].needs!r} failed", "seconds": 0}
             else:
-                row = run_one(name, work)
+                row = run_one(name, work, until)
+            if (
+                CASES[name].arguments.get("drafter") == "drafter"
+                and not (work / "drafter/config.json").exists()
+            ):
+                (work / "failed").touch()  # others wait for it
             with changed:
                 rows[name] = row
+                if out is not None:
+                    leave(work, out, name, row)
                 changed.notify_all()
 
     threads = [threading.Thread(target=work_on) for _ in range(at_once)]
@@ -101,25 +111,25 @@ def compare(rows: dict[str, dict[str, Any]]) -> None:
         other = rows.get(CASES[name].same_as, {})
         if not row.get("tokens") or not other.get("tokens"):
             continue
-        differ = sum(a != b for a, b in zip(row["tokens"], other["tokens"], strict=True))
+        # A case without the deepest prompts has fewer.
+        differ = sum(a != b for a, b in zip(row["tokens"], other["tokens"], strict=False))
         row["ok"] = row["ok"] and differ == 0
         row["note"] += f"; {differ} of {len(row['tokens'])} unlike {CASES[name].same_as!r}"
 
 
-def leave(work: Path, out: Path, rows: dict[str, dict[str, Any]]) -> None:
-    """What is worth keeping: drafters, their losses, the rows without tokens, logs of what failed."""
+def leave(work: Path, out: Path, name: str, row: dict[str, Any]) -> None:
+    """What is worth keeping of a case: its drafter with its losses, its row without tokens, and its log."""
     out.mkdir(parents=True, exist_ok=True)
-    for name in DRAFTERS:
-        if (work / name).is_dir():
-            shutil.copytree(work / name, out / name, dirs_exist_ok=True)
-        if (work / f"{name}-training/training.jsonl").is_file():
-            shutil.copy(work / f"{name}-training/training.jsonl", out / f"{name}-losses.jsonl")
-    kept = {name: {k: v for k, v in row.items() if k != "tokens"} for name, row in rows.items()}
-    (out / "speculation.json").write_text(json.dumps(kept, indent=1))
-    for name in rows:
-        if (work / f"{name}.log").is_file():
-            text = (work / f"{name}.log").read_text(errors="replace")
-            (out / f"{name.replace(' ', '-').replace(',', '')}.log").write_text(text[-200_000:])
+    drafter = CASES[name].arguments.get("drafter", "")
+    if drafter and (work / drafter).is_dir():
+        shutil.copytree(work / drafter, out / drafter, dirs_exist_ok=True)
+        shutil.copy(work / f"{drafter}-training/training.jsonl", out / f"{drafter}-losses.jsonl")
+    stem = name.replace(" ", "-").replace(",", "")
+    kept = {key: value for key, value in row.items() if key != "tokens"}
+    (out / f"{stem}.json").write_text(json.dumps(kept, indent=1))
+    if (work / f"{name}.log").is_file():
+        text = (work / f"{name}.log").read_text(errors="replace")
+        (out / f"{stem}.log").write_text(text[-200_000:])
 
 
 def main() -> int:
@@ -128,7 +138,8 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("names", nargs="*", metavar="CASE")
-    parser.add_argument("--at-once", type=int, default=5)
+    parser.add_argument("--at-once", type=int, default=6)
+    parser.add_argument("--limit", type=float, default=330)
     parser.add_argument("--work", type=Path)
     parser.add_argument("--out", type=Path, default=os.environ.get("OUT"))
     parser.add_argument("--list", action="store_true")
@@ -141,15 +152,14 @@ def main() -> int:
         case = CASES[args.case]
         print("RESULT " + json.dumps(case.function(case, args.work)), flush=True)
         return 0
-    names = args.names or list(CASES)
+    names = args.names or [name for name, case in CASES.items() if not case.asked]
     if unknown := [name for name in names if name not in CASES]:
         parser.error(f"no case is called {unknown[0]!r}; see --list")
     work = args.work or Path(tempfile.mkdtemp(prefix="speculation-"))
     work.mkdir(parents=True, exist_ok=True)
-    rows = run_all(names, work, args.at_once)
+    out = Path(args.out) if args.out else None
+    rows = run_all(names, work, args.at_once, time.time() + args.limit, out)
     compare(rows)
-    if args.out:
-        leave(work, Path(args.out), rows)
     listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=True)
     print(f"\n{listed.stdout.splitlines()[0].partition(' (')[0]}")
     for name in names:
