@@ -69,13 +69,15 @@ class _Errors:
 
 @dataclass
 class Case:
-    """What is looked at. about: what it is, for people; notes: what could not be read, or not wholly."""
+    """What is looked at. about: what it is, for people; notes: what could not be read, or not wholly; old:
+    sources whose lines may be of long before."""
 
     about: str
     limits: Limits = field(default_factory=Limits)
     facts: Facts = field(default_factory=Facts)
     notes: list[str] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
+    old: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._known, self._errors = LogFacts(), _Errors()
@@ -84,9 +86,11 @@ class Case:
 
     # -- what goes in --------------------------------------------------------------------------------------
 
-    def text(self, text: str, source: str) -> None:
-        """A short text: the reason in a record, kernel lines."""
+    def text(self, text: str, source: str, *, old: bool = False) -> None:
+        """A short text: the reason in a record, kernel lines. old: they may be of long before."""
         self.sources.append(source)
+        if old:
+            self.old.add(source)
         self.scanner.read([text.encode("utf-8", "replace")], source)
 
     def stream(self, stream: Readable, source: str) -> None:
@@ -206,6 +210,9 @@ class Case:
     def known(self, value: Any, source: str) -> None:
         """Data of ours: facts, and every text in it as lines."""
         self.facts.update(case_facts.of_json(value, source))
+        if isinstance(value, dict) and isinstance(value.get("verdicts"), list) and "recipe" not in value:
+            self.sources.append(source)
+            return  # what checks say of lines in a kernel's log is no line of this case
         texts: list[str] = []
         _collect(value, texts)
         if texts:
@@ -221,7 +228,7 @@ class Case:
     def findings(self) -> list[Finding]:
         """What shows, the surest first."""
         self.facts.update(self._known.facts)
-        return match(self.scanner.hits, self.facts)
+        return match(self.scanner.hits, self.facts, old=self.old)
 
     def to_json(self) -> dict[str, Any]:
         """The whole case as JSON data."""

@@ -33,8 +33,10 @@ _LINES = 20_000  # of each rank's log on nodes, which come over SSH
 
 
 def newest_failed() -> Home:
-    """The deployment that failed last, by this machine's records. Raises UsageError where none did."""
+    """The deployment that failed last, by this machine's records; else the latest on nodes, of whose end
+    these do not hear. Raises UsageError where there is neither."""
     found: list[tuple[float, Home]] = []
+    elsewhere: list[tuple[float, Home]] = []
     for place in homes():
         with contextlib.suppress(GlmsparkError):
             deployment = place.read()
@@ -45,6 +47,9 @@ def newest_failed() -> Home:
             )
             if deployment.state in (State.FAILED, State.UNPROVEN) or lost:
                 found.append((deployment.since, place))
+            elif deployment.cluster is not None and not deployment.state.over:
+                elsewhere.append((deployment.since, place))
+    found = found or elsewhere
     if not found:
         raise UsageError(
             "no deployment failed",
@@ -167,7 +172,11 @@ async def _ranks(case: Case, place: Place, fleet: Fleet) -> None:
     if place.deployment is None:
         _record(case, deployment)
     if states:
-        case.facts.add("deployment.state", overall(states, deployment))
+        state = overall(states, deployment)
+        case.facts.known.pop("deployment.state", None)  # the record's own does not hear of its end
+        case.facts.add("deployment.state", state)
+        model = deployment.endpoint.model if deployment is not None else "a model that is not known"
+        case.about = f"{place.name} ({state}, {model})"
     for node, log in (await Agents(fleet, place.name).logs(_LINES)).items():
         if isinstance(log, NodeError):
             case.notes.append(f"{node}: {log.message}")
@@ -202,4 +211,4 @@ async def _facts(case: Case, fleet: Fleet, cluster: Cluster | None, said: Callab
     case.known({"verdicts": [one.to_json() for one in judge(seen)]}, "doctor")
     for node, facts in seen.facts.items():
         for lines in (facts.get(KERNEL_LOG) or {}).values():
-            case.text("\n".join(lines), f"{node} kernel")
+            case.text("\n".join(lines), f"{node} kernel", old=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ NAMED = "reason.symptom"
 """The fact by which a record says what was found when it ended."""
 
 _CONFIRMED = 0.5  # of the doubt goes with each fact that confirms
+_OLD = 0.4  # of how sure a line makes it, where it may be an old one
 _ALSO = 0.85  # what follows from a surer one is less sure by this factor
 
 
@@ -54,11 +55,14 @@ class Finding:
         }
 
 
-def match(hits: Sequence[Hit], facts: Facts, symptoms: Sequence[Symptom] | None = None) -> list[Finding]:
+def match(hits: Sequence[Hit], facts: Facts, *, old: Collection[str] = ()) -> list[Finding]:
     """What shows, the surest first; what follows from something else, or only says that something failed,
-    comes last. Of equally sure ones that which was said first."""
-    chosen = catalogue() if symptoms is None else symptoms
-    found = [one for symptom in chosen if (one := _judge(symptom, hits, facts)) is not None]
+    comes last. Of equally sure ones that which was said first.
+
+    old: sources whose lines may be of long before, such as a kernel's log since the start: by themselves they
+    make little sure.
+    """
+    found = [one for symptom in catalogue() if (one := _judge(symptom, hits, facts, old)) is not None]
     by_name = {one.symptom.name: one for one in found}
     covered = {
         name: one.symptom.name
@@ -80,7 +84,7 @@ def _order(finding: Finding) -> tuple[bool, float, int, str]:
     return finding.words == "follows", -round(finding.sure, 2), first, finding.symptom.name
 
 
-def _judge(symptom: Symptom, hits: Sequence[Hit], facts: Facts) -> Finding | None:
+def _judge(symptom: Symptom, hits: Sequence[Hit], facts: Facts, old: Collection[str]) -> Finding | None:
     mine = tuple(hit for hit in hits if hit.symptom == symptom.name)
     shown = [condition.found(facts) for condition in symptom.when]
     named = [one for one in facts.known.get(NAMED, ()) if one.value == symptom.name]
@@ -90,7 +94,8 @@ def _judge(symptom: Symptom, hits: Sequence[Hit], facts: Facts) -> Finding | Non
     if any(condition.found(facts) is not None for condition in symptom.rules_out):
         return None
     evidence = [f"{hit.source}:{hit.first}: {hit.lines[0]}" for hit in mine if hit.lines]
-    doubt = (1 - symptom.sure) if mine else 1.0
+    recent = any(hit.source not in old for hit in mine)
+    doubt = 1 - symptom.sure * (1 if recent else _OLD) if mine else 1.0
     if by_facts:
         doubt *= 1 - symptom.sure
         evidence += [str(one) for one in (*named, *shown) if one is not None]

@@ -206,3 +206,16 @@ def test_checks_of_links_and_paths_go_by_their_first_word() -> None:
         "spark3: check.ssh: blocked",
         "spark3: node.reached: False",
     ]
+
+
+def test_what_checks_quote_is_no_line_of_the_case() -> None:
+    case = Case("doctor")
+    quoted = {
+        "check": "kernel log",
+        "node": "a",
+        "state": "slow",
+        "evidence": "killed: Out of memory: Killed process 1",
+    }
+    case.known({"verdicts": [quoted]}, "doctor.json")
+    assert names(case) == []
+    assert [str(one) for one in case.facts] == ["a: check.kernel log: slow"]

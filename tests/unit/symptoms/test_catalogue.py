@@ -140,6 +140,18 @@ def test_the_surest_comes_first_and_what_follows_last() -> None:
     assert all(0 < one.sure < 1 for one in found)
 
 
+def test_lines_that_may_be_old_make_little_sure() -> None:
+    hits = [hit("oom-killed", source="spark1 kernel"), hit("link-down-line", source="log")]
+    (old,) = match(hits, Facts(), old={"spark1 kernel"})
+    (new,) = match(hits, Facts())
+    assert (old.words, new.words) == ("possible", "almost certain")
+    (both,) = match(
+        hits, Facts.of({"reason.signal": "SIGKILL", "reason.oom_kills": 1}), old={"spark1 kernel"}
+    )[:1]
+    assert both.symptom.name == "oom-killed"
+    assert both.words == "almost certain"
+
+
 def test_what_a_fact_speaks_against_is_ruled_out() -> None:
     hits, facts = [hit("nccl-cannot-pin")], Facts.of({"check.locked memory": "blocked"})
     assert "nccl-cannot-pin" not in [one.symptom.name for one in match(hits, facts)]
