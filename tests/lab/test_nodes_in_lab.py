@@ -123,6 +123,19 @@ def test_an_image_without_an_engine_is_named(lab_with_image: VirtualSparks, tmp_
     assert all("has no vLLM, no glmspark" in one["evidence"] for one in found)
 
 
+def test_a_plan_for_the_nodes_as_they_are(lab: VirtualSparks) -> None:
+    """One machine's memory for all of them; and no speed without a GPU."""
+    file = str(lab.home.cluster_file)
+    plan = json.loads(lab.glmspark("plan", "glm-tiny", "--cluster", file, "--pp", "3", "--json").stdout)
+    assert [rank["node"] for rank in plan["ranks"]] == ["spark1", "spark2", "spark3"]
+    assert plan["measured_nodes"]
+    assert plan["fits"]
+    assert plan["platform"] == "cpu"
+    assert len({rank["left"] // 2**30 for rank in plan["ranks"]}) == 1
+    done = lab.glmspark("plan", "glm-5.2-8x-mtp", "--cluster", file, "--json", ok=False)
+    assert "is for nodes with a GPU" in json.loads(done.stdout)["error"]
+
+
 def test_what_a_recipe_needs_is_held_against_the_lab(lab: VirtualSparks) -> None:
     found = {one["check"]: one for one in doctor(lab, "--recipe", "glm-5.2-4x-mtp") if one["node"] is None}
     assert found["recipe"]["state"] == "blocked"

@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 
 from glmspark.config.files import write_atomic
-from glmspark.plan.speed.constants import PRIORS
+from glmspark.plan.speed.constants import PRIORS, load_calibration, load_constants
 from glmspark.plan.speed.text import ACCEPTANCE
 from tools.calibrate.fit import Fit, Prefill, fit, fit_prefill, predicted_prefill
-from tools.calibrate.rows import Case, PrefillCase, aside, cases, prefill_cases, read_rows
+from tools.calibrate.rows import Case, PrefillCase, Row, aside, cases, prefill_cases, read_rows
 from tools.calibrate.validate import Outcome, Spread, decode_outcomes, outcome, prefill_outcomes, spreads
 
 HERE = Path(__file__).parent
@@ -29,9 +29,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.calibrate", description=__doc__)
     parser.add_argument("files", nargs="*", type=Path, default=[HERE / "measurements.jsonl"])
     parser.add_argument("--write", action="store_true", help="write the package's constants.json")
+    parser.add_argument(
+        "--predict", action="store_true", help="fit nothing: what the package's constants say of the rows"
+    )
     arguments = parser.parse_args()
     rows = [row for file in arguments.files for row in read_rows(file)]
     every = list(cases(rows))
+    if arguments.predict:
+        return _predict(rows, every)
     single = [case for case in every if case.row.get("concurrency") in (None, 1)]
     used = [case for case in single if aside(case.row) is None]
     learned = fit(used)
@@ -54,6 +59,28 @@ def main() -> int:
         write_atomic(TARGET, _data(learned, prompt, spread, noise, len(used)))
         print(f"wrote {TARGET}")
     return 0 if good else 1
+
+
+def _predict(rows: Sequence[Row], every: Sequence[Case]) -> int:
+    """Predict every row by the constants that the package has."""
+    data = load_calibration()
+    learned = Fit(load_constants(), data["acceptance"], data["sigmas"])
+    spread = Spread(data["spread"]["stated"], data["spread"]["text"])
+    noise = float(data["spread"]["prefill"])
+    _show("decoding", [outcome(case, learned, spread) for case in every])
+    prefills = []
+    for case in prefill_cases(list(rows)):
+        value = predicted_prefill(case, learned.constants)
+        factor = float(np.exp(1.645 * noise))
+        prefills.append(Outcome(case, value, value / factor, value * factor))
+    _show("prefill", prefills)
+    seen = {case.number for case in every} | {one.case.number for one in prefills}
+    for number, row in enumerate(rows):
+        if number not in seen and (row.get("decode_tok_s") or row.get("prefill_tok_s")):
+            print(
+                f"row {number} is not understood: {row.get('model')}, {row.get('quant')}, TP {row.get('tp')}"
+            )
+    return 0
 
 
 def _prefill_noise(found: Sequence[PrefillCase], decode: Fit, prompt: Prefill) -> float:

@@ -12,7 +12,7 @@ from typing import Any
 from glmspark.models.outline import Outline, outline_published
 from glmspark.models.published import find, find_drafter
 from glmspark.models.published.checkpoints import NVFP4_ATTENTION, Published
-from glmspark.models.published.configs import FLASH
+from glmspark.models.published.configs import FLASH, GLM_5_2
 from glmspark.models.published.formats import Formats
 from glmspark.plan.cache import CacheFormat, cache_format
 from glmspark.plan.errors import PlanError
@@ -196,26 +196,34 @@ def _cache(model: Any, dtype: str, sparse: bool) -> CacheFormat:
         return cache_format(model, "fp8", element=2, sparse=sparse)
 
 
-_MODELS = (
+_NAMED = (
+    ("GLM-5.2", r"REAP.*(504|168)", "madeby561/GLM-5.2-NVFP4-REAP-504B"),
     ("GLM-5.2", r"REAP", "0xSero/GLM-5.2-NVFP4-REAP-469B"),
     ("GLM-5.2", r"Int4-Int8Mix", "QuantTrio/GLM-5.2-Int4-Int8Mix"),
-    ("GLM-5.2", r"AWQ", "CosmicRaisins/GLM-5.2-AWQ-INT4-15pct"),
+    ("GLM-5.2", r"AWQ.*15", "CosmicRaisins/GLM-5.2-AWQ-INT4-15pct"),
     ("GLM-5.2", r"EXL3 3\.5", "brandonmusic/GLM-5.2-EXL3-TR3v4-3.5bpw-MTP78"),
-    ("GLM-5.2", r"NVFP4", "nvidia/GLM-5.2-NVFP4"),
-    ("GLM-5.2", r"FP8", "zai-org/GLM-5.2-FP8"),
+    ("GLM-5.2", r"NF3", "madeby561/GLM-5.2-MXFP8-NVFP4-NF3-Hybrid"),
     ("GLM-5.3", r"Int4-Int8Mix", "Tech2wild/GLM-5.3-Int4-Int8Mix"),
     ("GLM-5.3", r"EXL3 2\.75", "drowzeys/keys-GLM-5.3-EXL3-2.75BPW"),
-    ("GLM-5.3", r"NVFP4", "dealignai/GLM-5.3-UNCENSORED-NVFP4"),
-    ("GLM-5.3", r"FP8", "zai-org/GLM-5.3"),
     ("GLM-5.3-Flash", r"FP8", "zai-org/GLM-5.3-Flash"),
     ("GLM-5.3-Flash", r"EXL3 4", "Mia-AiLab/GLM-5.3-Flash-EXL3-4bpw-TensorFold"),
     ("GLM-5.3-Flash", r"nvidia", "nvidia/GLM-5.3-Flash-NVFP4"),
-    ("GLM-5.3-Flash", r"", "RedHatAI/GLM-5.3-Flash-NVFP4"),
 )
-_OTHER = {
-    r"NVFP4 attention": Published(FLASH, NVFP4_ATTENTION),
-    r"EXL3 6": Published(FLASH, Formats("exl3 6", "exl3 6", "exl3 6", "exl3 6")),
-}
+"""Checkpoints that a row means by what it says of the format."""
+
+_FORMATS = (
+    (r"NVFP4 attention", NVFP4_ATTENTION),
+    (r"NVFP4", Formats("nvfp4 g16", mtp_routed="nvfp4 g16")),
+    (r"MXFP4|FP4", Formats("mxfp4 g32", "mxfp8 g32", "mxfp4 g32", "mxfp8 g32")),
+    (r"FP8|INT8|W8", Formats("fp8 128x128", "fp8 128x128", "fp8 128x128", "fp8 128x128")),
+    (r"INT4|AWQ|GPTQ|W4", Formats("awq int4 g128")),
+    (r"BF16|bfloat16", Formats("bf16")),
+)
+"""Else the format itself, the rest in bf16 as is usual."""
+
+_CONFIGS = {"GLM-5.2": GLM_5_2, "GLM-5.3": GLM_5_2, "GLM-5.3-Flash": FLASH}
+
+
 _KNOWN: dict[str, Outline] = {}
 
 
@@ -244,16 +252,21 @@ def _tuned(found: Outline) -> Outline:
 def _outline(name: str, quant: str) -> Outline | None:
     if name.startswith("DeepSeek-V4"):
         return deepseek(name)
-    if name == "GLM-5.3-Flash":
-        for pattern, known in _OTHER.items():
-            if re.search(pattern, quant):
-                return outline_published(quant, known)
-    for model, pattern, source in _MODELS:
+    config = _CONFIGS.get(name)
+    if config is None:
+        return None
+    for model, pattern, source in _NAMED:
         if model == name and re.search(pattern, quant):
             known = find(source)
             assert known is not None
             return outline_published(source, known)
-    return None
+    if found := re.search(r"EXL3\D{0,12}(\d(?:\.\d+)?)", quant):
+        form = f"exl3 {found[1]}"
+        return outline_published(quant, Published(config, Formats(form, form, form, form)))
+    formats = next((one for pattern, one in _FORMATS if re.search(pattern, quant, re.IGNORECASE)), None)
+    if formats is None and not quant:  # as most are served
+        formats = _FORMATS[1][1] if name == "GLM-5.3-Flash" else None
+    return None if formats is None else outline_published(quant or name, Published(config, formats))
 
 
 def link_of(row: Row) -> Link:

@@ -18,6 +18,7 @@ from glmspark.nodes.facts.nvidia import GPUS
 from glmspark.nodes.fleet import Fleet
 from glmspark.nodes.survey import Facts, survey
 from glmspark.nodes.transport import Local, NodeError, gather
+from glmspark.plan.errors import PlanError
 from glmspark.plan.site import Seat, Site, recipe_link
 from glmspark.plan.speed.links import Link
 
@@ -56,6 +57,15 @@ async def _cluster_site(cluster: Cluster, recipe: Recipe) -> Site:
     known = [speed for speed in speeds if speed]
     link = recipe_link(recipe, hcas=hcas, gbit=min(known) if known else None)
     platform: Literal["cpu", "cuda"] = "cuda" if all(gpus) else "cpu"
+    if platform == "cpu" and recipe.needs.platform == "cuda":
+        without = [node.name for node, has in zip(cluster.nodes, gpus, strict=True) if not has]
+        raise PlanError(
+            f"{recipe.name} is for nodes with a GPU, and none answers on {', '.join(without)}",
+            host=", ".join(without),
+            step="look at the nodes",
+            next="leave --cluster out to plan for Sparks as they come; `glmspark doctor --cluster` says what "
+            "is wrong with the driver",
+        )
     return Site(tuple(seats), link, platform, measured=True)
 
 

@@ -12,7 +12,7 @@ from glmspark.models.architecture import Architecture, Kind, Layer, TensorSpec
 from glmspark.models.checkpoint import Checkpoint
 from glmspark.models.families import known_architecture
 from glmspark.models.published.checkpoints import Published
-from glmspark.models.published.formats import BITS, FLOATS
+from glmspark.models.published.formats import FLOATS, bits_of
 from glmspark.models.safetensors import DTYPE_BITS
 
 __all__ = ["Outline", "Weights", "outline_of", "outline_published"]
@@ -154,7 +154,7 @@ def _published_weights(specs: Iterable[TensorSpec], known: Published) -> tuple[W
         if spec.layer is not None and spec.layer.mtp and not known.mtp:
             continue
         form = known.formats.of(spec)
-        size = int(spec.parameters * BITS[form] / 8)
+        size = int(spec.parameters * bits_of(form) / 8)
         elements = spec.parameters if form in FLOATS else 0
         up = (spec.parameters, size) if spec.name.endswith(".kv_b_proj.weight") else (0, 0)
         total.add(spec, form, size, elements, up)

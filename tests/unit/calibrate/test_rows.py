@@ -5,7 +5,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tools.calibrate.__main__ import HERE
-from tools.calibrate.rows import aside, cases, link_of, prefill_cases, read_rows, text_of, tokens_of
+from tools.calibrate.rows import (
+    aside,
+    cases,
+    link_of,
+    outline_of_row,
+    prefill_cases,
+    read_rows,
+    text_of,
+    tokens_of,
+)
 
 ROWS = read_rows(HERE / "measurements.jsonl")
 
@@ -73,6 +82,28 @@ def test_link(link, topology, kind, gbit):
     found = link_of({"link": link, "topology": topology})
     assert (found.kind, found.gbit) == (kind, gbit)
     assert not found.ring
+
+
+@pytest.mark.parametrize(
+    ("model", "quant", "nbytes"),
+    [
+        ("GLM-5.2", "EXL3 2.25 bpw", 215e9),
+        ("GLM-5.2", "GPTQ W4A16", 434e9),
+        ("GLM-5.2", "REAP keep-168 NVFP4", 304e9),
+        ("GLM-5.3", "FP8", 756e9),
+        ("GLM-5.3-Flash", None, 195e9),
+        ("GLM-5.3-Flash", "MXFP4", 175e9),
+    ],
+)
+def test_other_formats_are_understood(model, quant, nbytes):
+    found = outline_of_row({"model": model, "quant": quant})
+    assert found is not None
+    assert found.nbytes == pytest.approx(nbytes, rel=0.05)
+
+
+def test_other_models_are_not():
+    assert outline_of_row({"model": "GLM-6", "quant": "NVFP4"}) is None
+    assert outline_of_row({"model": "GLM-5.2", "quant": "secret"}) is None
 
 
 def test_set_aside_by_rule():

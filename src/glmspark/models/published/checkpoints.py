@@ -58,6 +58,10 @@ CHECKPOINTS: Mapping[str, Published] = {
     "lukealonso/GLM-5.2-NVFP4": Published(GLM_5_2, _NVFP4),
     "Mapika/GLM-5.2-NVFP4": Published(GLM_5_2, _NVFP4),
     "0xSero/GLM-5.2-NVFP4-REAP-469B": Published(GLM_5_2_REAP, _NVFP4, mtp=False),
+    "madeby561/GLM-5.2-NVFP4-REAP-504B": Published({**GLM_5_2, "n_routed_experts": 168}, _NVFP4, mtp=False),
+    "madeby561/GLM-5.2-MXFP8-NVFP4-NF3-Hybrid": Published(
+        GLM_5_2, Formats("nvfp4 and nf3", "mxfp8 g32", "nvfp4 and nf3", "mxfp8 g32")
+    ),
     "CosmicRaisins/GLM-5.2-AWQ-INT4-15pct": Published(
         {**GLM_5_2, "n_routed_experts": 218}, Formats("awq int4 g128", "bf16")
     ),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from glmspark.models.architecture import Kind, TensorSpec
 
-__all__ = ["BITS", "FLOATS", "Formats"]
+__all__ = ["BITS", "FLOATS", "Formats", "bits_of"]
 
 BITS: dict[str, float] = {
     "f32": 32,
@@ -19,13 +19,15 @@ BITS: dict[str, float] = {
     "nvfp4 g16": 4 + 8 / 16,
     "mxfp4 g32": 4 + 8 / 32,
     "mxfp8 g32": 8 + 8 / 32,
-    "exl3 2.05": 2.05,
-    "exl3 2.75": 2.75,
-    "exl3 3.5": 3.5,
-    "exl3 4": 4,
-    "exl3 6": 6,
+    "nvfp4 and nf3": 3.4,
 }
 """Bits of a weight with its share of the scales (bf16 for the integer formats, fp8 of 16 for NVFP4)."""
+
+
+def bits_of(form: str) -> float:
+    """Bits of a weight in a format. EXL3's are in its name: exl3 2.75. KeyError for an unknown one."""
+    return float(form.split()[1]) if form.startswith("exl3 ") else BITS[form]
+
 
 FLOATS = frozenset({"f32", "bf16"})
 
