@@ -92,21 +92,23 @@ def strictest(deployments: Sequence[Deployed], total: int) -> Thresholds:
     return max(active, key=lambda one: one.low, default=default_thresholds(total))
 
 
-def raw_level(memory: Memory, limits: Thresholds, *, refused: bool = False) -> str:
-    """Where memory stands this moment.
+def raw_level(memory: Memory, limits: Thresholds, *, unified: bool, refused: bool = False) -> str:
+    """Where memory stands this moment. unified: whether the GPU takes from it too. refused: whether it was
+    refused some.
 
     MemAvailable alone would miss what hurts most on unified memory: no free page for the driver while the
     page cache counts as available. MemFree alone would cry wolf, for a busy page cache leaves it low on every
-    healthy machine. So free memory counts where the kernel or the driver shows that it is missed.
+    healthy machine. So free memory counts where the GPU needs it and the kernel or the driver shows that it
+    is missed.
     """
-    waits = memory.psi_some >= _PRESSURE or memory.swap_out >= _SWAPS
-    waits_hard = memory.psi_full >= _STRONG or memory.swap_out >= _SWAPS_HARD
+    waits_hard = unified and (memory.psi_full >= _STRONG or memory.swap_out >= _SWAPS_HARD)
+    waits = waits_hard or (unified and (memory.psi_some >= _PRESSURE or memory.swap_out >= _SWAPS))
     scarce = min(memory.free, memory.available) < limits.low
     if memory.available < limits.critical or (memory.free < limits.critical and waits_hard):
         return "critical"
     if refused and scarce:
         return "critical"
-    if memory.available < limits.low or (memory.free < limits.low and (waits or waits_hard)):
+    if memory.available < limits.low or (memory.free < limits.low and waits):
         return "low"
     return "ok"
 
@@ -141,7 +143,8 @@ def decide(history: History, seen: Seen) -> tuple[History, list[Action]]:
     if seen.refusals:
         history = replace(history, refused_at=now)
     refused = history.refused_at is not None and now - history.refused_at < _REFUSED
-    raw = raw_level(memory, limits, refused=refused)
+    unified = seen.unified if limits.unified is None else limits.unified
+    raw = raw_level(memory, limits, unified=unified, refused=refused)
     if seen.refusals and raw == "critical":  # the node may be lost within seconds: no time to look twice
         history = replace(history, critical_since=now - _CRITICAL_AFTER)
     history = next_level(history, raw, memory, limits, now)

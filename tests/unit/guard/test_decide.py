@@ -90,13 +90,20 @@ def test_a_stop_that_helped_is_the_last() -> None:
 
 
 def test_free_memory_counts_where_it_is_missed() -> None:
-    little = memory(free=1, available=30)
-    assert raw_level(little, LIMITS) == "ok"
-    assert raw_level(memory(free=1, available=30, psi_some=15), LIMITS) == "low"
-    assert raw_level(memory(free=1, available=30, psi_full=25), LIMITS) == "critical"
-    assert raw_level(memory(free=1, available=30, swap_out=2**27), LIMITS) == "critical"
-    assert raw_level(little, LIMITS, refused=True) == "critical"
-    assert raw_level(FINE, LIMITS, refused=True) == "ok"  # a refusal with 20 GiB free is another matter
+    def level(*, unified: bool = True, refused: bool = False, **more: float) -> str:
+        return raw_level(
+            memory(**{"free": 1, "available": 30, **more}), LIMITS, unified=unified, refused=refused
+        )
+
+    assert level() == "ok"
+    assert level(psi_some=15) == "low"
+    assert level(psi_full=25) == "critical"
+    assert level(swap_out=2**27) == "critical"
+    assert level(refused=True) == "critical"
+    assert level(free=20, available=24, refused=True) == "ok"  # a refusal with 20 GiB free is another matter
+    # A GPU with memory of its own does not miss the host's.
+    assert level(psi_full=25, unified=False) == "ok"
+    assert level(available=1.5, unified=False) == "critical"
 
 
 def test_a_refusal_of_the_driver_acts_at_once() -> None:
