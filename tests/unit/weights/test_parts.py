@@ -205,7 +205,7 @@ def test_another_part_takes_what_is_there_in_whole_chunks(tmp_path):
     giver.end()
 
 
-def test_a_damaged_part_is_mended(whole, tmp_path):
+def test_a_damaged_part_is_mended_and_becomes_whole(whole, tmp_path):
     spread, wanted = Spread(tmp_path, whole), parts(whole, 3)
     spread.run(wanted)
     shard = tmp_path / "n2" / "model-2.safetensors"
@@ -214,6 +214,17 @@ def test_a_damaged_part_is_mended(whole, tmp_path):
     spread.holds("n2", wanted["n2"])
     assert 0 < said["n2"]["received"] <= 3 * CHUNK
     assert said["n3"]["received"] == 0
+    # All of the model, where a part of it was.
+    key = new_key(True)
+    giver = Relay(spread.pyz, whole, spread.sizes, key, None)
+    taker = Relay(spread.pyz, tmp_path / "n2", spread.sizes, key, "a")
+    taker.upstream("a", giver.address)
+    done = taker.until("done", "failed")
+    giver.end()
+    taker.end()
+    assert done["t"] == "done", done
+    for name in spread.sizes:
+        assert (tmp_path / "n2" / name).read_bytes() == (whole / name).read_bytes()
 
 
 def test_a_part_of_another_revision_is_not_used(whole, tmp_path):
@@ -229,20 +240,3 @@ def test_a_part_of_another_revision_is_not_used(whole, tmp_path):
     said = spread.run(parts(changed, 3))
     spread.holds("n2", wanted["n2"])
     assert said["n2"]["received"] >= CHUNK
-
-
-def test_a_whole_model_becomes_of_parts(whole, tmp_path):
-    """All stages on one node: nothing is left out, and what was stored in parts is whole again."""
-    spread = Spread(tmp_path, whole)
-    spread.run(parts(whole, 3))
-    key = new_key(True)
-    giver = Relay(spread.pyz, whole, spread.sizes, key, None)
-    taker = Relay(spread.pyz, tmp_path / "n2", spread.sizes, key, "a")
-    taker.upstream("a", giver.address)
-    said = taker.until("done", "failed")
-    giver.end()
-    taker.end()
-    assert said["t"] == "done", said
-    for name in spread.sizes:
-        assert (tmp_path / "n2" / name).read_bytes() == (whole / name).read_bytes()
-    assert said["received"] < sum(spread.sizes.values())

