@@ -23,7 +23,7 @@ ifndef CI
 endif
 endif
 
-.PHONY: help serve test faults calibrate unit lint bootstrap clean
+.PHONY: help serve test faults soak calibrate unit lint bootstrap clean
 .DEFAULT_GOAL := help
 # Where this is set, each of the many small processes of the tests would compile all that it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -34,6 +34,7 @@ help: ## say what there is
 	@echo "make unit    the unit tests alone (under a minute)"
 	@echo "make faults  every fault of a start on a cluster, each followed by a start that gets ready (root, minutes)"
 	@echo "make calibrate  the speed model against published measurements; ARGS=--write keeps its constants"
+	@echo "make soak    random faults for a deployment that comes back each time (root; goes on where it was)"
 	@echo "make lint    ruff, mypy and the import contract alone"
 	@echo "make clean   stop what is served from here and remove .venv and caches"
 	@echo "Settings: PYTHON=python3.12  GLMSPARK_VENV=DIR  ARGS=\"...\"  (see the head of the Makefile)"
@@ -57,6 +58,9 @@ test: lint
 	@$(LEFT_OUT)
 	@"$(BIN)/python" -m pytest $(MANY) tests/unit $(ARGS)
 	@"$(BIN)/python" -m pytest $(filter-out tests/unit,$(TESTS)) $(ARGS)
+
+soak: bootstrap ## random faults for a deployment on a lab of its own (root, hours); ARGS="--faults 200 --seed 7"
+	@"$(BIN)/python" -m tests.lab.soak --state .soak $(ARGS)
 
 faults: bootstrap ## every fault of a start on a cluster, each followed by a start that gets ready (root)
 	@GLMSPARK_EVERY_START=1 "$(BIN)/python" -m pytest tests/lab/test_launch_faults.py $(ARGS)

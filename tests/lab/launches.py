@@ -141,6 +141,10 @@ class Launches:
         assert "next:" in start.text
         return start.text
 
+    def must(self, argv: list[str]) -> None:
+        """Run a command on the machine."""
+        subprocess.run(argv, check=True, timeout=10)
+
     def down(self, name: str) -> None:
         """`glmspark down`, after which nothing is left."""
         self.sparks.glmspark("down", name)

@@ -24,18 +24,21 @@ class Admission:
         self._file = None if spec.scratch is None else Path(spec.scratch) / FILE
         self._changed = changed
         self._until: float | None = None
+        self._node: object = None  # the last that asked for it to be closed
 
     @property
     def is_open(self) -> bool:
         """Whether new work is taken."""
         return self._until is None
 
-    def ask(self, open_: bool, reason: Mapping[str, Any] | None, now: float) -> None:
-        """Open or close it. now: monotonic seconds."""
-        if open_:
-            self._open()
+    def ask(self, wanted: Mapping[str, Any], now: float) -> None:
+        """Open or close it. wanted: open, and where it is false reason and node. now: monotonic seconds."""
+        if wanted["open"]:
+            if wanted.get("node") == self._node:
+                self._open()
             return
-        what = str((reason or {}).get("what") or "a node is short of memory")
+        self._node = wanted.get("node")
+        what = f"{(wanted.get('reason') or {}).get('what') or 'it is short of memory'} on {self._node}"
         begins, self._until = self._until is None, now + LASTS
         if self._file is not None:
             try:

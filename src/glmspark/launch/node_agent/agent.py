@@ -241,8 +241,9 @@ class Agent:
 
     def _admit(self, wanted: Mapping[str, Any]) -> None:
         """Open or close admission: rank 0 does it, the others ask rank 0."""
+        wanted = {"node": self.spec.node, **wanted}
         if self.spec.rank == 0:
-            self.admission.ask(bool(wanted["open"]), wanted.get("reason"), time.monotonic())
+            self.admission.ask(wanted, time.monotonic())
         else:
             self.peers.tell({"admission": wanted})
 

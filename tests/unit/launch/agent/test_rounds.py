@@ -167,14 +167,14 @@ def test_admission_is_closed_by_any_node_s_guard(two: Two) -> None:
     two.start()
     ask(
         two.agents[1].home,
-        {"do": "admission", "open": False, "reason": {"what": "spark2 is short of memory"}},
+        {"do": "admission", "open": False, "reason": {"what": "memory is low"}},
     )
     file = two.agents[0].scratch / "admission-closed"
     end = time.monotonic() + 5
     while not file.exists():
         assert time.monotonic() < end
         time.sleep(0.02)
-    assert "spark2 is short of memory" in file.read_text()
+    assert "memory is low on spark2" in file.read_text()
     assert two.agents[0].wait("ready")["admission"]["open"] is False
     ask(two.agents[1].home, {"do": "admission", "open": True, "reason": None})
     while file.exists():

@@ -1,0 +1,38 @@
+"""A fixed sample of faults, of every kind, for one deployment with real vLLM that comes back each time."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from tests.lab.faults import KINDS, Kind, Site, make_fault
+from tests.lab.soak import deployed
+from tests.lab.virtual import VirtualSparks
+
+pytestmark = pytest.mark.timeout(600)
+
+SEED = 6
+ONCE_MORE = ("kill logins",)
+"""Beyond one of each."""
+
+
+def sample() -> list[tuple[Kind, str]]:
+    chance = random.Random(SEED)
+    wanted = [*KINDS, *(kind for kind in KINDS if kind.name in ONCE_MORE)]
+    return [(kind, chance.choice(kind.nodes)) for kind in chance.sample(wanted, len(wanted))]
+
+
+@pytest.fixture(scope="module")
+def site(lab: VirtualSparks, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with deployed(lab, tmp_path_factory.mktemp("faults"), "faulty") as found, found.busy():
+        yield found
+
+
+@pytest.mark.parametrize(("kind", "node"), sample(), ids=lambda one: getattr(one, "name", one))
+def test_a_fault_is_detected_named_and_survived(site: Site, kind: Kind, node: str) -> None:
+    found = make_fault(site, kind, node, number=0, seed=SEED)
+    print(found)
+    assert found.right, found
+    assert found.named, found
