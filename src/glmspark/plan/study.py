@@ -263,8 +263,15 @@ def _fits_with_dcp(found: Study, dcp: int) -> bool:
     layout = recipe.layout
     if dcp <= layout.dcp or layout.tp % dcp or found.outline.architecture.linear is not None:
         return False
-    share = recipe.engine.kv_cache_memory * layout.dcp // dcp
-    engine = recipe.engine.model_copy(update={"kv_cache_memory": max(share, 1)})
+    stages = {rank.place.pp_rank: rank.place for rank in found.ranks}.values()
+    length = recipe.engine.max_model_len
+    pool = max(
+        request_bytes(
+            recipe, found.outline, place, found.site.platform, tp=layout.tp, dcp=dcp, context=length
+        )
+        for place in stages
+    )
+    engine = recipe.engine.model_copy(update={"kv_cache_memory": pool})
     changed = recipe.model_copy(update={"layout": layout.model_copy(update={"dcp": dcp}), "engine": engine})
     try:
         return study(changed, found.outline, found.site, texts=()).fits
