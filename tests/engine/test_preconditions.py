@@ -42,6 +42,11 @@ def over_rdma(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_IB_HCA", "rocep1s0f0")
 
 
+@pytest.fixture
+def drafts_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLMSPARK_DRAFT_POLICY", "auto")
+
+
 def altered(module: str, pattern: str, replacement: str) -> Code:
     """The installed vLLM with `pattern` replaced in one module; fails if that changes nothing."""
     source = installed_code().source(module)
@@ -50,7 +55,7 @@ def altered(module: str, pattern: str, replacement: str) -> Code:
     return Code(installed_code().root, overlay={module: text})
 
 
-@pytest.mark.usefixtures("prepared_to_fork", "below_a_ray_node", "over_rdma")
+@pytest.mark.usefixtures("prepared_to_fork", "below_a_ray_node", "over_rdma", "drafts_chosen")
 @pytest.mark.parametrize("patch", registry.PATCHES, ids=lambda patch: patch.name)
 def test_every_patch_fits_the_installed_vllm(patch: registry.Patch) -> None:
     target = next(target for target in (CPU, GB10_DENSE, GB10_SPARSE) if patch.needed(target) is None)

@@ -26,6 +26,7 @@ def test_the_patches_on_the_vllm_at_hand() -> None:
         "spark-loader": "applied",
         "small-heads": "not needed here",
         "mla-decode": "not needed here",
+        "dense-decode": "not needed here",
         "nvfp4-experts": "not needed here",
         "cpu-rotary": "applied",
         "cpu-pipeline": "applied",
@@ -39,4 +40,5 @@ def test_the_patches_on_the_vllm_at_hand() -> None:
         "pipeline-aux-states": "applied",
         "cpu-dcp": "applied",
         "dcp-query": "not needed here",
+        "draft-policy": "not needed here",
     }

@@ -26,6 +26,7 @@ from glmspark.engine.patches import (
     dcp_query,
     dense_attention,
     dense_decode,
+    draft_policy,
     fabric_addresses,
     mla_decode,
     nvfp4_experts,
@@ -59,6 +60,7 @@ PATCHES: tuple[Patch, ...] = (
     pipeline_aux_states.PATCH,
     cpu_dcp.PATCH,
     dcp_query.PATCH,
+    draft_policy.PATCH,
 )
 
 
