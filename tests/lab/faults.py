@@ -28,6 +28,8 @@ STALL = 15.0
 RESTART = {"times": 1000, "minutes": 60.0, "stall_s": STALL}
 """What the recipe of a deployment for faults says under `restart`."""
 _SLOW = "2mbit"
+CGROUPS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
+"""Where control groups of version 2 lie, beside those of version 1 or alone."""
 
 
 @dataclass
@@ -99,6 +101,18 @@ class Site:
             if said.startswith(title):
                 return str(pid)
         raise AssertionError(f"{node} has no {title}")
+
+    def on_machine(self, node: str, pid: int) -> int:
+        """The number that the machine has for a process of a node."""
+        space = self.inside(node, "/proc/1/ns/pid").readlink()
+        for path in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                numbers = next(
+                    line for line in (path / "status").read_text().splitlines() if line.startswith("NSpid:")
+                ).split()
+                if int(numbers[-1]) == pid and (path / "ns/pid").readlink() == space:
+                    return int(path.name)
+        raise AssertionError(f"{node} has no process {pid}")
 
     def strangers(self) -> list[str]:
         """Processes with the deployment's mark that its agents do not know: orphans."""
@@ -216,6 +230,22 @@ def _kill(title: str, signal: str) -> Callable[[Site, str], Callable[[], None]]:
     return inject
 
 
+def _freeze(site: Site, node: str) -> Callable[[], None]:
+    """A worker that stands still without a signal: to /proc it only sleeps."""
+    group = next(path for path in CGROUPS if (path / "cgroup.controllers").exists()) / f"glmspark-{site.name}"
+    group.mkdir(exist_ok=True)
+    pid = site.on_machine(node, int(site.process(node, "VLLM::Worker")))
+    (group / "cgroup.procs").write_text(str(pid))
+    (group / "cgroup.freeze").write_text("1")
+
+    def undo() -> None:
+        (group / "cgroup.freeze").write_text("0")
+        assert site.until(lambda: not (group / "cgroup.procs").read_text(), 60) is not None
+        group.rmdir()
+
+    return undo
+
+
 def _cause(site: Site, _: str) -> str | None:
     """What the agents say why they begin anew."""
     for one in site.states():
@@ -323,6 +353,14 @@ KINDS = (
     Kind("kill a rank", 5, _kill("", "KILL"), _cause, _says("killed by SIGKILL", "on {node}"), True),
     Kind("kill a worker", 5, _kill("VLLM::Worker", "KILL"), _cause, _says("on {node}"), True),
     Kind("halt a rank", 12, _kill("VLLM::Worker", "STOP"), _cause, _says("is halted", "on {node}"), True),
+    Kind(
+        "freeze a worker",
+        4 * STALL,
+        _freeze,
+        _cause,
+        _says("no token and no step", "on {node} stands still"),
+        True,
+    ),
     Kind("API frozen", 2 * STALL, _kill("", "STOP"), _cause, _says("API server", "{node}"), True, NODES[:1]),
     Kind("cut a link", 15, _cut, _cause, _says("was silent", "[lost]"), True, NODES[1:]),
     Kind("slow a link", 10, _slow, lambda site, _: site.ask(), _says("right"), False),

@@ -131,16 +131,15 @@ def overall(states: States, deployment: Deployment | None) -> str:
     """One word for all ranks together: the worst that is said of any."""
     known = [one for one in states.values() if isinstance(one, Mapping)]
     words = {str(one["state"]) for one in known}
-    for word in ("failed", LOST):
+    for word in ("waiting", "failed", LOST):  # while some wait, others that are gone are what they wait for
         if word in words:
             return word
     if "stopping" in words or ("stopped" in words and len(words) > 1):
         return "stopping"
     if words == {"stopped"}:
         return "failed" if _failed(deployment) else "stopped"
-    for word in ("waiting", "restarting"):
-        if word in words:
-            return word
+    if "restarting" in words:
+        return "restarting"
     if words == {"ready"} and all(one is not None for one in states.values()):
         kept = deployment is not None and deployment.state is State.UNPROVEN
         return State.UNPROVEN if kept else State.READY

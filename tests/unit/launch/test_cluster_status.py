@@ -45,6 +45,10 @@ def nodes(*words: str | None) -> dict[str, Any]:
         (("ready", "lost", "ready"), "lost"),
         (("ready", "stopped", "stopping"), "stopping"),
         (("stopped", "stopped", "stopped"), "stopped"),
+        (("restarting", "restarting", "ready"), "restarting"),
+        (("waiting", "restarting", "lost"), "waiting"),
+        (("failed", "waiting", "waiting"), "waiting"),
+        (("restarting", "failed", "restarting"), "failed"),
     ],
 )
 def test_one_word_for_all(words: tuple[str | None, ...], whole: str) -> None:
@@ -83,6 +87,23 @@ def test_a_start_that_was_given_up_has_failed_though_its_ranks_were_stopped() ->
     assert (status.state, (status.reason or {})["what"]) == ("failed", reason.what)
     status = status_of("one", nodes("ready", "ready", "ready"), record, None, now=200.0)
     assert status.state == "ready"  # restarted from another machine
+
+
+def test_restarts_evidence_and_admission_are_shown() -> None:
+    restart = {"at": 1.0, "cause": {"what": "rank 1 ended"}, "evidence": "/d/evidence/1", "seconds": 20.0}
+    closed = {"open": False, "since": 2.0, "why": "memory is low on spark2"}
+    states = nodes("restarting", "restarting", "restarting")
+    states["spark1"] |= {
+        "restarts": [restart],
+        "evidence": "/d/evidence/1",
+        "admission": closed,
+        "node": "spark1",
+    }
+    states["spark2"] |= {"restarts": [], "node": "spark2"}
+    status = status_of("one", states, None, None, now=200.0)
+    assert (status.state, status.exit_code, status.restarts) == ("restarting", 3, [restart])
+    assert (status.evidence, status.admission) == ({"spark1": "/d/evidence/1"}, closed)
+    assert status.to_json()["restarts"] == [restart]
 
 
 def test_the_latest_record_counts() -> None:

@@ -122,9 +122,11 @@ class Rounds:
         self._go.clear()
         self.down = True
         agent.peers.tell({"down": self.number})
+        if not agent.peers.connected and agent.state["state"] != "waiting":
+            agent.turn("waiting", waits_for=[0])
         await self._go.wait()
         if agent.state["state"] == "waiting":
-            agent.turn("restarting")
+            agent.turn("restarting", waits_for=None)
         await self.start_rank()
         agent.peers.tell({"up": self.number})
 

@@ -196,7 +196,7 @@ def test_a_lost_agent_is_waited_for_and_comes_back_by_resume(two: Two) -> None:
     assert "rank 1 on spark2" in head["restarts"][0]["cause"]["what"]
     # The same the other way round: rank 0's agent is gone, with all that it knew.
     os.kill(two.agents[0].wait("ready")["agent"][0], signal.SIGKILL)
-    two.agents[1].wait("restarting", seconds=15)
+    assert two.agents[1].wait("waiting", seconds=15)["waits_for"] == [0]
     two.agents[0].wait("failed")
     two.agents[0]("resume")
     two.back(2)
