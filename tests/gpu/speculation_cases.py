@@ -294,7 +294,7 @@ def sampled(case: Case, work: Path) -> dict[str, Any]:
 
     with turn(work):
         counts = Counts(engine)
-        for seed in (1, 2):
+        for seed in (3, 8):  # prompts after which glm-tiny is in doubt (1.5-4 nats), which is rare
             prompt = [random.Random(seed).randrange(5, 500) for _ in range(24)]
             seen: dict[float, Any] = {}
             for temperature in (0.7, 1.0, 1.6):
@@ -321,7 +321,7 @@ def sampled(case: Case, work: Path) -> dict[str, Any]:
                         confused = max(confused, value)
             # The third, behind pairs: at one temperature, where the pairs are few enough to be asked for.
             rows = seen[0.7]
-            pairs = sorted({(row[0], row[1]) for row in rows})[:3000]
+            pairs = sorted({(row[0], row[1]) for row in rows})[:1500]
             behind = {pair: n for n, pair in enumerate(pairs)}
             following = distributions([[*prompt, *pair] for pair in pairs])
             kept = [row for row in rows if (row[0], row[1]) in behind]
