@@ -55,6 +55,7 @@ def show(
         f"node{'s' * (len(found.ranks) != 1)}, {kind}; {escape(found.outline.name)} {headers}"
     )
     _memory(console, found)
+    _stored(console, found)
     _cache(console, found)
     if found.speeds:
         _speed(console, found, single, streams)
@@ -132,6 +133,22 @@ def _memory(console: Console, found: Study) -> None:
         for name in names:
             legend.append("█ ", style=COLOURS[name]).append(f"{name}  ")
         console.print(legend)
+
+
+def _stored(console: Console, found: Study) -> None:
+    """What nodes need on their disks, where that is less than the checkpoint."""
+    from glmspark.plan.stored import divides, stored_bytes
+
+    if not divides(found.recipe):
+        return
+    sizes = [stored_bytes(found.recipe, found.outline, rank.place) for rank in found.ranks]
+    each = ", ".join(format_size(size) for size in dict.fromkeys(sizes))
+    whole = found.outline.nbytes
+    saved = format_size(sum(whole - size for size in sizes))
+    console.print(
+        f"\n[bold]on disk[/bold]  {each} a node instead of {format_size(whole)} by "
+        f"`glmspark fetch --only-needed`: {saved} saved"
+    )
 
 
 _SUMS = {

@@ -35,6 +35,7 @@ from glmspark.plan.site import Site
 from glmspark.plan.speed import Prediction, Run, predict
 from glmspark.plan.speed.text import KINDS, Text
 from glmspark.plan.split import Place, check_layout, check_stages, places
+from glmspark.plan.stored import stored_bytes
 
 __all__ = ["Held", "Study", "alike", "largest_context", "refusal", "run_of", "study", "to_json"]
 
@@ -294,6 +295,7 @@ def to_json(found: Study) -> dict[str, Any]:
             {
                 "rank": rank.place.rank,
                 "node": rank.node,
+                "stored": stored_bytes(found.recipe, found.outline, rank.place),
                 "layers": list(rank.place.layers),
                 **rank.memory.model_dump(),
                 "total": rank.memory.total,

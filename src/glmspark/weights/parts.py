@@ -14,6 +14,7 @@ from glmspark.models.inspection import Inspection
 from glmspark.models.inspection.content import INDEX, Shard
 from glmspark.plan.checks import drafts_with_mtp
 from glmspark.plan.split import check_layout, layer_ranges
+from glmspark.plan.stored import owns_experts
 from glmspark.weights.holdings import expert_places, needed_tensors, tensor_name
 from glmspark.weights.spread import HubSource, Part, Piece
 from glmspark.weights.ways import Ways
@@ -65,12 +66,7 @@ def is_part(index: bytes) -> bool:
 
 def layout_of(recipe: Recipe, nodes: Sequence[str], tp: int, pp: int) -> Layout:
     """The layout in which a recipe is served on these nodes."""
-    arguments = recipe.engine.args
-    # vLLM spreads experts in even runs of their numbers only where nothing moves them
-    # (vllm.model_executor.layers.fused_moe: expert_placement_strategy "linear").
-    ep = arguments.get("enable_expert_parallel") is True and not arguments.get("enable_eplb")
-    ep = ep and arguments.get("expert_placement_strategy", "linear") == "linear"
-    return Layout(tuple(nodes), tp, pp, ep=ep and tp > 1, mtp=drafts_with_mtp(recipe))
+    return Layout(tuple(nodes), tp, pp, ep=owns_experts(recipe, tp), mtp=drafts_with_mtp(recipe))
 
 
 def needed_names(found: Inspection, layout: Layout, rank: int) -> set[str]:

@@ -5,9 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from glmspark.config import load_recipe
+from glmspark.models import inspect_checkpoint
 from glmspark.models.files import LocalFiles
 from glmspark.models.inspection import inspect
+from glmspark.models.outline import outline_of
 from glmspark.models.safetensors import read_header
+from glmspark.plan.split import places
+from glmspark.plan.stored import stored_bytes
 from glmspark.recipes import __file__ as recipes
 from glmspark.weights.parts import Layout, NodePart, chain_parts, is_part, needed_names, node_parts
 from glmspark.weights.relay.digest import CHUNK
@@ -145,6 +150,12 @@ def test_thirty_gigabytes_in_three_stages(tmp_path):
     assert found.problems == ()
     parts = node_parts(found, Layout(NODES, 1, 3), "path:/model").values()
     assert all(0.3 * part.whole < part.nbytes <= 0.4 * part.whole for part in parts)
+    # What a plan says without looking at tensors: the same but for headers.
+    recipe = load_recipe("glm-tiny")
+    recipe = recipe.model_copy(update={"layout": recipe.layout.model_copy(update={"tp": 1, "pp": 3})})
+    outline = outline_of(inspect_checkpoint(found.where))
+    for part, place in zip(parts, places(7, 1, 3), strict=True):
+        assert stored_bytes(recipe, outline, place) == pytest.approx(part.nbytes, rel=0.001)
     assert sum(len(part.shards) for part in parts) <= len(found.content.shards) + 2
     assert sum(kept is not None for part in parts for kept in part.shards.values()) <= 4
 
