@@ -28,9 +28,9 @@ class Weights:
 
     layer: None for those outside the layers. tp: whether tensor parallelism splits them. experts: how many
     routed experts share the bytes, 1 for what is no expert. nbytes: as stored. elements: where they are
-    floats, which the engine converts to its dtype, else 0. wide: of those, kept in float32. up: parameters of
-    MLA's up-projection kv_b_proj among them, and up_bytes as stored: the engine keeps a second copy of it in
-    its dtype (vLLM's MLAAttention holds W_UK_T and W_UV beside kv_b_proj).
+    floats, which the engine converts to its dtype, else 0. up: parameters of MLA's up-projection kv_b_proj among
+    them, and up_bytes as stored: of a quantized one the engine keeps a second copy in its dtype (vLLM's
+    MLAAttention holds W_UK_T and W_UV beside kv_b_proj, which are views of it where it is not quantized).
     """
 
     kind: Kind
@@ -48,10 +48,16 @@ class Weights:
         """Whether they belong to the MTP layers."""
         return self.layer is not None and self.layer.mtp
 
-    def loaded(self, element: int) -> int:
-        """Bytes after loading, of all ranks together. element: of the engine's dtype. Quantized weights
-        stay as stored."""
-        return (self.elements * element if self.elements else self.nbytes) + self.up * element
+    def loaded(self, element: int, *, twice: bool) -> int:
+        """Bytes after loading, of all ranks together; quantized weights stay as stored.
+
+        element: of the engine's dtype. twice: whether an up-projection in floats is held twice, too, which
+        it is where linear layers keep their weights in a form of their own, as on the CPU; on GPUs both are
+        one.
+        """
+        if self.elements:
+            return (self.elements + self.up * twice) * element
+        return self.nbytes + self.up * element
 
     def read(self, element: int) -> int:
         """Bytes that decoding reads: of the up-projection the engine's own copy, not the stored one."""

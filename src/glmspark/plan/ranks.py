@@ -210,7 +210,14 @@ def rank_memory(
     shape, engine = outline.architecture, recipe.engine
     parallel = bool(engine.args.get("enable_expert_parallel"))
     classes = rank_weights(
-        outline, place, tp=tp, element=element, indexer=dsa, mtp=drafts_with_mtp(recipe), ep=parallel
+        outline,
+        place,
+        tp=tp,
+        element=element,
+        indexer=dsa,
+        mtp=drafts_with_mtp(recipe),
+        ep=parallel,
+        twice=platform == "cpu",
     )
     weights = sum(classes.values())
     cache = kv_bytes(recipe, outline, place, platform, tp=tp, dcp=dcp, tokens=tokens)

@@ -11,21 +11,29 @@ __all__ = ["largest_layer", "on_stage", "rank_weights"]
 
 
 def rank_weights(
-    outline: Outline, place: Place, *, tp: int, element: int, indexer: bool, mtp: bool, ep: bool = False
+    outline: Outline,
+    place: Place,
+    *,
+    tp: int,
+    element: int,
+    indexer: bool,
+    mtp: bool,
+    ep: bool = False,
+    twice: bool = False,
 ) -> dict[str, int]:
     """Bytes of each class of weights on a rank; "mtp" is all of the MTP layers.
 
     element: bytes of one element in the engine's dtype, to which unquantized weights are converted; quantized
     ones stay as stored. indexer, mtp: whether those are loaded. Split weights count 1/tp, the others (norms,
     router, MLA down-projections, indexer) whole. ep: experts lie whole on the ranks, shared out by number.
-    MLA keeps its up-projection twice, see `Weights`.
+    twice: see `Weights.loaded`.
     """
     found: Counter[str] = Counter()
     for one in outline.weights:
         if one.kind == "indexer" and not indexer:
             continue
         if on_stage(one, place, mtp=mtp, tied=outline.architecture.tied_embeddings):
-            found["mtp" if one.mtp else one.kind] += _share(one, outline, tp, element, ep)
+            found["mtp" if one.mtp else one.kind] += _share(one, outline, tp, element, ep, twice=twice)
     return dict(found)
 
 
@@ -43,8 +51,8 @@ def on_stage(one: Weights, place: Place, *, mtp: bool, tied: bool) -> bool:
     return start <= one.layer.index < end
 
 
-def _share(one: Weights, outline: Outline, tp: int, element: int, ep: bool) -> int:
-    size = one.loaded(element)
+def _share(one: Weights, outline: Outline, tp: int, element: int, ep: bool, *, twice: bool) -> int:
+    size = one.loaded(element, twice=twice)
     if one.kind in ("embedding", "lm_head"):
         vocab = outline.architecture.vocab_size
         size = size * padded_vocab(vocab) // vocab
@@ -58,7 +66,7 @@ def largest_layer(outline: Outline, *, tp: int, element: int) -> int:
     a layer is brought into the order of its kernel after loading."""
     return max(
         (
-            sum(_share(one, outline, tp, element, False) for one in group if not one.elements)
+            sum(_share(one, outline, tp, element, False, twice=False) for one in group if not one.elements)
             for layer, group in outline.by_layer.items()
             if layer is not None
         ),
