@@ -132,6 +132,53 @@ def backend(kind: str, world: int) -> None:
     )
 
 
+def sparse_backend(kind: str, world: int) -> None:
+    """Two requests' rows with chosen places of the whole sequence, decoded by the class on each rank.
+
+    How places become slots is upstream's (a kernel of its own); here it is done as its docstring says.
+    """
+    from glmspark.engine.attention import sparse_backend as ours
+
+    def slots_of(requests, table, places, *, dcp_size, dcp_rank, **_more):  # type: ignore[no-untyped-def]
+        found = torch.full_like(places, -1)
+        counts = torch.zeros(len(places), dtype=torch.int32)
+        for row, chosen in enumerate(places.tolist()):
+            mine = [place // dcp_size for place in chosen if place >= 0 and place % dcp_size == dcp_rank]
+            slots = [int(table[requests[row], place // PAGE]) * 2 * PAGE + place % PAGE for place in mine]
+            found[row, : len(slots)] = torch.tensor(slots, dtype=torch.int32)
+            counts[row] = len(slots)
+        return found, counts
+
+    ours.triton_filter_and_convert_dcp_index = slots_of
+    table = torch.randperm(8).view(2, 4).to(torch.int32)
+    whole = cache(Format.PACKED if kind == "fp8_ds_mla" else Format.PLAIN, 64, 8)
+    query = torch.randn(3, 8, LATENT + 64) * 0.3
+    chosen = torch.stack([torch.randperm(60)[:40] for _ in range(3)]).to(torch.int32)
+    chosen[1, 7:], chosen[2, :] = -1, -1
+    belongs = torch.tensor([0, 1, 1])
+    pages = table[belongs[:, None], (chosen // PAGE).clamp_min(0)] * PAGE + chosen % PAGE
+    right = reference.sparse(query, whole, torch.where(chosen < 0, -1, pages), SCALE)
+    parts = []
+    for rank in range(world):
+        held = whole if world == 1 else of_rank(whole, table, world, rank, 1)
+        impl = object.__new__(ours.SparseMLAImpl)
+        impl.kv_cache_dtype, impl.kv_lora_rank, impl.scale = kind, LATENT, SCALE
+        impl.dcp_world_size, impl.dcp_rank, impl.need_to_return_lse_for_decode = world, rank, True
+        impl.topk_indices_buffer = torch.cat([chosen, torch.full((2, 40), 9, dtype=torch.int32)])
+        step = SimpleNamespace(
+            req_id_per_token=belongs, block_table=table, block_size=PAGE, cp_kv_cache_interleave_size=1
+        )
+        stored = held.scales.view(torch.uint8) if kind == "fp8_ds_mla" else held.latent
+        apart = stored.new_zeros(8, 2, *stored.shape[1:])  # another layer's block lies between
+        apart[:, 0] = stored
+        parts.append(impl.forward_mqa((query[..., :LATENT], query[..., LATENT:]), apart[:, 0], step, None))
+    found = parts[0]
+    if world > 1:
+        outs, lses = (torch.stack([part[n] for part in parts]) for n in (0, 1))
+        found = decode.merge_parts(outs, lses, torch.float32)
+    say(f"sparse backend {kind} of {world} ranks", found, right)
+
+
 def of_rank(whole: Cache, table: torch.Tensor, world: int, rank: int, interleave: int) -> Cache:
     """What one rank keeps of a cache: its tokens in order, in the same pages; the rest is poison."""
     mine = whole.latent.new_zeros(whole.latent.shape).fill_(float("nan"))
@@ -159,6 +206,13 @@ def main() -> None:
         dense(kind, rope, heads, splits, world, interleave)
     backend("fp8", 1)
     backend("auto", 2)
+    sparse_backend("fp8_ds_mla", 1)
+    sparse_backend("auto", 2)
+    wanted = self_test.Wanted(Format.PACKED, 8, 64, 1, 1, torch.float32)
+    out, lse = self_test.sparse_differences(wanted, torch.device("cpu"), count=40)
+    print(
+        json.dumps({"case": "sparse self-test", "off": out, "lse_off": lse, "empty_right": True, "empty": 8})
+    )
     for kind, world, rank in [(Format.PLAIN, 1, 0), (Format.FP8, 2, 1)]:
         wanted = self_test.Wanted(kind, 8, 64, 3, PAGE, torch.float32, world, rank)
         out, lse = self_test.differences(wanted, torch.device("cpu"), longest=60)

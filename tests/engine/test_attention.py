@@ -13,11 +13,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from vllm.platforms.interface import DeviceCapability
 
 from glmspark.engine.attention import reference, shares
 from glmspark.engine.attention.layout import PACKED_BYTES, Format, cache_of, pack, unpack
 from glmspark.engine.attention.shapes import GB10_SHARED, Shape, shape_for, splits_for
-from glmspark.engine.patches import dense_decode
+from glmspark.engine.patch import PatchRefusedError
+from glmspark.engine.patches import dense_decode, sparse_decode
 
 HERE = Path(__file__).parent
 
@@ -110,6 +112,50 @@ def test_the_name_triton_mla_leads_to_our_class_where_it_is_right(right, monkeyp
     found = backends.AttentionBackendEnum.TRITON_MLA.get_class()
     assert (found is DenseMLABackend) == right
     assert ("LSE off by 3" in caplog.text) != right
+
+
+def test_custom_leads_to_our_sparse_class_where_it_is_chosen_and_right(monkeypatch) -> None:
+    from vllm.v1.attention.backends import registry as backends
+
+    from glmspark.engine.attention import self_test
+    from glmspark.engine.attention.sparse_backend import SparseMLABackend
+
+    custom = backends.AttentionBackendEnum.CUSTOM
+    seen: list[str | None] = [None]
+    asked: list[self_test.Wanted] = []
+
+    def verdict(wanted: self_test.Wanted, _device: object, *, sparse: bool) -> str | None:
+        asked.append(wanted)
+        return seen[0] if sparse else "dense"
+
+    monkeypatch.setattr(self_test, "verdict", verdict)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(backends, "_ATTN_OVERRIDES", {})
+    config = SimpleNamespace(
+        attention_config=SimpleNamespace(backend=None),
+        model_config=SimpleNamespace(
+            get_num_attention_heads=lambda _parallel: 16,
+            hf_text_config=SimpleNamespace(qk_rope_head_dim=64),
+            dtype=torch.bfloat16,
+        ),
+        parallel_config=SimpleNamespace(decode_context_parallel_size=4),
+        cache_config=SimpleNamespace(cache_dtype="fp8_ds_mla"),
+    )
+    sparse_decode.on_worker(config)
+    assert not asked  # nobody chose it
+    config.attention_config.backend = custom
+    seen[0] = "LSE off by 3"
+    with pytest.raises(PatchRefusedError, match="LSE off by 3"):
+        sparse_decode.on_worker(config)
+    seen[0] = None
+    sparse_decode.on_worker(config)
+    assert asked[-1] == self_test.Wanted(Format.PACKED, 64, 64, 1, 1)
+    assert custom.get_class() is SparseMLABackend
+    assert SparseMLABackend.supports_compute_capability(DeviceCapability(12, 1))
+    assert SparseMLABackend.supports_compute_capability(DeviceCapability(9, 0))
+    assert not SparseMLABackend.supports_compute_capability(DeviceCapability(8, 0))
+    assert SparseMLABackend.supports_dcp()
+    assert SparseMLABackend.is_sparse()
 
 
 def test_a_kernel_that_is_wrong_or_does_not_compile_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

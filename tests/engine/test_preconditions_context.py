@@ -7,7 +7,7 @@ import pytest
 from glmspark.engine import registry
 from glmspark.engine.code import installed_code
 from glmspark.engine.patch import State, Target
-from glmspark.engine.patches import cpu_dcp, dcp_query, dense_decode
+from glmspark.engine.patches import cpu_dcp, dcp_query, dense_decode, sparse_decode
 from tests.engine.test_preconditions import CONFIG, CPU, GB10_DENSE, GB10_SPARSE, REFUSED, SUPERSEDED, altered
 
 BACKEND = "vllm.v1.attention.backends.mla.cpu_mla"
@@ -17,6 +17,9 @@ TABLE = "vllm.v1.worker.block_table"
 PARALLEL = "vllm.config.parallel"
 TRITON = "vllm.v1.attention.backends.mla.triton_mla"
 MLA = "vllm.model_executor.layers.attention.mla_attention"
+SPARSE_MLA = "vllm.model_executor.layers.attention.sparse_mla_attention"
+SLOTS = "vllm.v1.attention.backends.mla.sparse_utils"
+SM120 = "vllm.v1.attention.backends.mla.flashinfer_mla_sparse"
 BACKENDS = "vllm.v1.attention.backends.registry"
 
 
@@ -96,3 +99,34 @@ def test_dense_decode_on_an_altered_vllm(module, pattern, replacement, state, se
 def test_where_dense_decode_is_needed(target: Target, state: State) -> None:
     outcome = registry.judge(dense_decode.PATCH, target, installed_code())
     assert outcome.state is state, outcome.why
+
+
+@pytest.mark.parametrize(
+    ("module", "pattern", "replacement", "state", "seen"),
+    [
+        (SM120 + "_sm120", r"is_sparse = True", "supports_dcp = True", SUPERSEDED, "returns an LSE"),
+        (
+            SLOTS,
+            r"    dcp_rank: int,\n    cp_kv",
+            "    rank: int,\n    cp_kv",
+            REFUSED,
+            "convert_dcp_index takes",
+        ),
+        (SLOTS, r"def flat_kv_row_view\(\n", "def flat_kv_row_view(\n    x,\n", REFUSED, "something else"),
+        (
+            SPARSE_MLA,
+            r"    req_id_per_token: torch",
+            "    req_ids: torch",
+            REFUSED,
+            "has no req_id_per_token",
+        ),
+        (SM120, r"supports_dcp_with_varlen=True", "supports_dcp_with_varlen=False", REFUSED, "several rows"),
+        (BACKENDS, r"class_path: str \| None = None", "path: str | None = None", REFUSED, "no class_path"),
+    ],
+)
+def test_sparse_decode_on_an_altered_vllm(module, pattern, replacement, state, seen) -> None:
+    outcome = registry.judge(sparse_decode.PATCH, GB10_SPARSE, altered(module, pattern, replacement))
+    assert outcome.state is state, outcome.why
+    assert seen in outcome.why
+    for target in (CPU, GB10_DENSE):
+        assert registry.judge(sparse_decode.PATCH, target, installed_code()).state is State.NOT_NEEDED

@@ -314,6 +314,12 @@ CASES: dict[str, Case] = {
         right=20,
         same_as="dense, eager",
     ),
+    "sparse, own decode kernel": Case(
+        answers, {}, {**GRAPHS, "attention_backend": "CUSTOM"}, right=20, same_as="sparse, eager"
+    ),
+    "sparse, own decode kernel, fp8_ds_mla": Case(
+        answers, {}, {**GRAPHS, "attention_backend": "CUSTOM", "kv_cache_dtype": "fp8_ds_mla"}, right=18
+    ),
     "one rank in lockstep": Case(two_ranks, DENSE, {"backend": "lockstep"}, same_as="dense, eager"),
     "TP2 by mp over sockets": Case(two_ranks, SOCKETS, {"backend": "mp"}, same_as="dense, eager", gpus=2),
     "TP2 in lockstep over sockets": Case(

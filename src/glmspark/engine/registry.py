@@ -38,6 +38,7 @@ from glmspark.engine.patches import (
     small_heads,
     spark_loader,
     sparse_aux_states,
+    sparse_decode,
 )
 
 PATCHES: tuple[Patch, ...] = (
@@ -48,6 +49,7 @@ PATCHES: tuple[Patch, ...] = (
     small_heads.PATCH,
     mla_decode.PATCH,
     dense_decode.PATCH,
+    sparse_decode.PATCH,
     nvfp4_experts.PATCH,
     cpu_rotary.PATCH,
     cpu_pipeline.PATCH,

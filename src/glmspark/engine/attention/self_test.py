@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from glmspark.engine.attention import decode, reference, shares
-from glmspark.engine.attention.layout import LATENT, Format, cache_of
+from glmspark.engine.attention.layout import LATENT, Format, cache_of, pack
 
 OUT_MOST, LSE_MOST = 1e-2, 1e-3
 """Allowed: of the norm of the right output, with bfloat16 or fp8 operands; and of the LSE."""
@@ -49,21 +49,42 @@ def differences(wanted: Wanted, device: torch.device, longest: int = 1000) -> tu
     cache = cache_of(stored.to(device), wanted.kind, wanted.rope, scale)
     starts, lengths = starts.to(device), lengths.to(device)
     requests = decode.Requests(table, starts, lengths, wanted.rows, longest, wanted.world, wanted.rank)
-    out, lse = (part.double() for part in decode.dense(query, cache, requests, 0.06))
+    found = decode.dense(query, cache, requests, 0.06)
     here = shares.row_lengths(starts, lengths, total, wanted.world, wanted.rank)
-    right, right_lse = reference.dense(query, cache, table, starts, here, 0.06)
-    norms = right.norm(dim=-1).clamp_min(1e-3)
-    same = lse == right_lse  # where both are minus infinity
-    out_off = ((out - right).norm(dim=-1) / norms).max()
-    lse_off = torch.where(same, torch.zeros_like(lse), (lse - right_lse).abs()).max()
+    return _compared(found, reference.dense(query, cache, table, starts, here, 0.06))
+
+
+def sparse_differences(wanted: Wanted, device: torch.device, count: int = 300) -> tuple[float, float]:
+    """The same for chosen keys: a row with as many as `count`, one with few, one with none."""
+    random = torch.Generator(device="cpu").manual_seed(1)
+    pages = 2 * count // wanted.page + 1
+    width = LATENT + wanted.rope
+    values = torch.randn(pages, wanted.page, width, generator=random)
+    stored = pack(values) if wanted.kind is Format.PACKED else values.to(torch.bfloat16)
+    cache = cache_of(stored.to(device), wanted.kind, wanted.rope)
+    query = (torch.randn(3, wanted.heads, width, generator=random) * 0.3).to(device, wanted.dtype)
+    slots = torch.randint(0, pages * wanted.page, (3, count), generator=random, dtype=torch.int32)
+    counts = torch.tensor([count, 5, 0], dtype=torch.int32)
+    slots[torch.arange(count) >= counts[:, None]] = -1
+    slots = slots.to(device)
+    found = decode.sparse(query, cache, slots, counts.to(device), 0.06)
+    return _compared(found, reference.sparse(query, cache, slots, 0.06))
+
+
+def _compared(found: decode.Result, right: decode.Result) -> tuple[float, float]:
+    out, lse = (part.double() for part in found)
+    norms = right[0].norm(dim=-1).clamp_min(1e-3)
+    same = lse == right[1]  # where both are minus infinity
+    out_off = ((out - right[0]).norm(dim=-1) / norms).max()
+    lse_off = torch.where(same, torch.zeros_like(lse), (lse - right[1]).abs()).max()
     infinity = float("inf")
     return float(out_off.nan_to_num(infinity)), float(lse_off.nan_to_num(infinity))
 
 
-def verdict(wanted: Wanted, device: torch.device) -> str | None:
+def verdict(wanted: Wanted, device: torch.device, *, sparse: bool = False) -> str | None:
     """None where the kernel is right here, otherwise what was seen."""
     try:
-        out, lse = differences(wanted, device)
+        out, lse = (sparse_differences if sparse else differences)(wanted, device)
     except Exception as error:  # noqa: BLE001 - whatever compiler and driver may say
         return f"{type(error).__name__}: {error}"
     if out <= OUT_MOST and lse <= LSE_MOST:
