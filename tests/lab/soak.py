@@ -21,7 +21,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from glmspark.config.files import write_json
-from tests.lab.faults import KINDS, NODES, RESTART, Outcome, Site, as_json, make_fault, table
+from tests.lab.fault_kinds import KINDS, RESTART
+from tests.lab.fault_site import NODES, Site
+from tests.lab.faults import Outcome, as_json, make_fault, table
 from tests.lab.launches import KEY, Launches, small_recipe
 from tests.lab.ranks_on_nodes import HOME
 from tests.lab.virtual import VirtualSparks

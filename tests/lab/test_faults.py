@@ -7,21 +7,20 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.lab.faults import KINDS, Kind, Site, make_fault
+from tests.lab.fault_kinds import KINDS, Kind
+from tests.lab.fault_site import Site
+from tests.lab.faults import make_fault
 from tests.lab.soak import deployed
 from tests.lab.virtual import VirtualSparks
 
 pytestmark = pytest.mark.timeout(600)
 
 SEED = 6
-ONCE_MORE = ("kill logins",)
-"""Beyond one of each."""
 
 
 def sample() -> list[tuple[Kind, str]]:
     chance = random.Random(SEED)
-    wanted = [*KINDS, *(kind for kind in KINDS if kind.name in ONCE_MORE)]
-    return [(kind, chance.choice(kind.nodes)) for kind in chance.sample(wanted, len(wanted))]
+    return [(kind, chance.choice(kind.nodes)) for kind in chance.sample(KINDS, len(KINDS))]
 
 
 @pytest.fixture(scope="module")

@@ -387,19 +387,3 @@ def test_a_dry_run_prints_the_plan_and_starts_nothing(
     assert [command["rank"] for command in machine["commands"]] == list(range(len(machine["commands"])))
     assert machine["plan"]["recipe"] == "toy"
     assert not state.exists()
-
-
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (("--restarts", "often"), "--restarts often: expected N or N/MINUTES"),
-        (("--restarts", "3/0"), "--restarts 3/0: expected N or N/MINUTES"),
-        (("--restarts", "-1"), "--restarts -1: expected N or N/MINUTES"),
-        (("--restarts", "3/30"), "--restarts is for a cluster"),
-        (("--keep-up",), "--keep-up is for a cluster"),
-    ],
-)
-def test_restarts_are_for_clusters_and_numbers(
-    glmspark: Glmspark, state: Path, words: tuple[str, ...], text: str
-) -> None:
-    assert_refused(glmspark("up", *words), state, text, code=2)

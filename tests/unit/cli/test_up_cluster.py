@@ -44,6 +44,8 @@ def refused(done: Done, *texts: str) -> None:
         (("--nodes", "spark1"), ("1 node is too few for 2 ranks",)),
         (("--backend", "mpi"), ("there is no backend mpi", "mp, ray, lockstep")),
         (("--host", "10.0.0.1"), ("no API key is set",)),
+        (("--restarts", "often"), ("--restarts often: expected N or N/MINUTES", "--restarts 3/30")),
+        (("--restarts", "3/0"), ("--restarts 3/0: expected N or N/MINUTES",)),
     ],
 )
 def test_what_needs_no_look(

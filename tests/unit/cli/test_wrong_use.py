@@ -32,6 +32,8 @@ def test_an_unknown_option_is_a_json_error(words: tuple[str, ...], glmspark: Glm
         (("bogus", "--json"), "No such command 'bogus'"),
         (("lab", "cut", "--json"), "Missing argument"),
         (("up", "--port", "many", "--json"), "Invalid value for '--port'"),
+        (("up", "--restarts", "3/30", "--json"), "--restarts is for a cluster"),
+        (("up", "--keep-up", "--json"), "--keep-up is for a cluster"),
     ],
 )
 def test_other_wrong_words(words: tuple[str, ...], said: str, glmspark: Glmspark) -> None:
