@@ -28,8 +28,8 @@ class Weights:
 
     layer: None for those outside the layers. tp: whether tensor parallelism splits them. experts: how many
     routed experts share the bytes, 1 for what is no expert. nbytes: as stored. elements: where they are
-    floats, which the engine converts to its dtype, else 0. up: parameters of MLA's up-projection kv_b_proj among
-    them, and up_bytes as stored: of a quantized one the engine keeps a second copy in its dtype (vLLM's
+    floats, which the engine converts to its dtype, else 0. up: parameters of MLA's up-projection kv_b_proj
+    among them, and up_bytes as stored: of a quantized one the engine keeps a second copy in its dtype (vLLM's
     MLAAttention holds W_UK_T and W_UV beside kv_b_proj, which are views of it where it is not quantized).
     """
 

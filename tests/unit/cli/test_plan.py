@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -134,3 +135,10 @@ def test_a_picture(tmp_path: Path):
     assert "drawn: " in run("glm-5.2-4x-mtp", "--png", str(file))
     assert file.read_bytes().startswith(b"\x89PNG")
     assert file.stat().st_size > 10_000
+
+
+def test_a_picture_without_matplotlib_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    error = refused("glm-5.2-4x-mtp", "--png", str(tmp_path / "plan.png"))
+    assert "glmspark[report]" in str(error.next)
+    assert not list(tmp_path.glob("*.png"))
