@@ -25,7 +25,7 @@ MODULES = {
 # Rooms that run inside the engine or need an extra; everything else must do with the base install.
 BEYOND_BASE = {"engine", "speculator"}
 # What one option needs of an extra, imported where it is used; its absence is an error with what to install.
-WITH_EXTRA = {"cli/plan_png.py": {"matplotlib"}}
+WITH_EXTRA = {"cli/plan_png.py": {"matplotlib"}, "measure/plots.py": {"matplotlib"}}
 
 
 def distribution(requirement: str) -> str:

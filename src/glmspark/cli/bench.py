@@ -15,7 +15,7 @@ from glmspark.cli.console import AsJson, complete_deployment, print_json, wants_
 
 if TYPE_CHECKING:
     from glmspark.measure.compare import Comparison
-    from glmspark.measure.record import Conditions, Estimate, Point, Record
+    from glmspark.measure.record import Conditions, Point, Record
     from glmspark.measure.rounds import Samples
     from glmspark.measure.stream import Asker
 
@@ -232,55 +232,47 @@ class _Lines:
         self._live = wants_colour(sys.stderr)
 
     def round(self, point: Point, samples: Samples) -> None:
+        from glmspark.measure.report import name_of
+
         if self._live:
             found = samples.main(point.streams)
             now = f"{found.median:.1f} tok/s" if found else "no answer"
             print(
-                f"\r\x1b[K  {_name(point)}: round {samples.rounds}, {now}",
+                f"\r\x1b[K  {name_of(point)}: round {samples.rounds}, {now}",
                 end="",
                 file=sys.stderr,
                 flush=True,
             )
 
     def point(self, point: Point) -> None:
+        from glmspark.measure.report import name_of
+
         self._number += 1
         start = "\r\x1b[K" if self._live else ""
         print(
-            f"{start}[{self._number}/{self._count}] {_name(point)}: {_said(point)}",
+            f"{start}[{self._number}/{self._count}] {name_of(point)}: {_said(point)}",
             file=sys.stderr,
             flush=True,
         )
 
 
-def _name(point: Point) -> str:
-    if point.workload == "kind":
-        return point.kind
-    if point.workload == "depth":
-        return f"{point.wanted_depth} tokens deep"
-    return f"{point.streams} streams" if point.workload == "concurrency" else "mixed load"
-
-
 def _said(point: Point) -> str:
+    from glmspark.measure.report import figure
+
     if not point.rounds:
         return f"no answer: {point.first_failure or 'nothing came'}"
-    parts = [f"{_figure(point.decode)} tok/s a stream"]
+    parts = [f"{figure(point.decode)} tok/s a stream"]
     if point.streams > 1:
-        parts.append(f"{_figure(point.throughput)} tok/s together")
-    parts.append(f"first token after {_figure(point.ttft, 3)} s")
+        parts.append(f"{figure(point.throughput)} tok/s together")
+    parts.append(f"first token after {figure(point.ttft, 3)} s")
     return ", ".join(parts)
-
-
-def _figure(estimate: Estimate | None, digits: int = 1) -> str:
-    if estimate is None:
-        return "-"
-    if estimate.low is None or estimate.high is None:
-        return f"{estimate.median:.{digits}f} ± ?"
-    return f"{estimate.median:.{digits}f} ± {(estimate.high - estimate.low) / 2:.{digits}f}"
 
 
 def _show(record: Record, path: Path) -> None:
     from rich.console import Console
     from rich.table import Table
+
+    from glmspark.measure.report import figure, name_of
 
     table = Table(title=f"{record.conditions.model} at {record.conditions.url}", title_justify="left")
     table.add_column("workload", no_wrap=True)
@@ -289,12 +281,12 @@ def _show(record: Record, path: Path) -> None:
     for point in record.points:
         accepted = f"{point.drafts.length:.2f}" if point.drafts and point.drafts.length else "-"
         table.add_row(
-            _name(point) + ("" if point.enough or point.workload == "mixed" else " ?"),
+            name_of(point) + ("" if point.enough or point.workload == "mixed" else " ?"),
             str(point.prompt_tokens),
-            _figure(point.decode),
-            _figure(point.throughput) if point.streams > 1 else "-",
-            _figure(point.ttft, 3),
-            _figure(point.prefill, 0) if point.workload == "depth" else "-",
+            figure(point.decode),
+            figure(point.throughput) if point.streams > 1 else "-",
+            figure(point.ttft, 3),
+            figure(point.prefill, 0) if point.workload == "depth" else "-",
             accepted,
         )
     console = Console()
@@ -307,7 +299,7 @@ def _show(record: Record, path: Path) -> None:
     for point in record.points:
         for text in (point.note, point.first_failure):
             if text:
-                console.print(f"{_name(point)}: {text}", highlight=False, soft_wrap=True)
+                console.print(f"{name_of(point)}: {text}", highlight=False, soft_wrap=True)
     console.print(f"record: {path}", highlight=False, soft_wrap=True)
 
 
@@ -376,3 +368,30 @@ def _show_comparison(found: Comparison) -> None:
         print(f"no pair of rounds succeeded: {found.first_failure or 'nothing came'}")
     elif found.failures:
         print(f"failed requests: {found.failures}: {found.first_failure}")
+
+
+@app.command("report")
+def report(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="Records that `glmspark bench` wrote.")
+    ],
+    out: Annotated[Path, typer.Option(help="Where the page goes.")] = Path("bench.html"),
+    png: Annotated[Path | None, typer.Option(help="Directory for the plots as PNG, too.")] = None,
+) -> None:
+    """Make one HTML page with plots from one or many records.
+
+    Example: [bold]glmspark bench report bench-*.json --out bench.html --png plots[/bold]
+    """
+    from glmspark.config.files import make_dir, write_atomic
+    from glmspark.measure.plots import plots
+    from glmspark.measure.record import read_record
+    from glmspark.measure.report import page
+
+    records = [read_record(file) for file in files]
+    drawn = list(plots(records))
+    write_atomic(out, page(records, drawn).encode())
+    if png is not None:
+        make_dir(png, mode=0o755)
+        for plot in drawn:
+            write_atomic(png / f"{plot.name}.png", plot.png)
+    print(f"{out}: {len(records)} records, {len(drawn)} plots")
