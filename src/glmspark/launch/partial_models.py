@@ -17,12 +17,12 @@ from glmspark.models.checkpoint import check_tokenizer
 from glmspark.models.errors import CheckpointError
 from glmspark.models.files import LocalFiles
 from glmspark.models.inspection import inspect
-from glmspark.models.inspection.content import INDEX
+from glmspark.models.inspection.content import INDEX, MARK
 from glmspark.models.safetensors import header_length, parse_header
 from glmspark.nodes.facts.checkpoint import Listing
 from glmspark.nodes.fleet import Fleet
 from glmspark.nodes.heads import Heads, read_heads
-from glmspark.weights.parts import MARK, Layout, is_part, needed_names
+from glmspark.weights.parts import Layout, is_part, needed_names
 
 __all__ = ["join_parts", "look_at_parts"]
 

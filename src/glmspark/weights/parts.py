@@ -11,7 +11,7 @@ from typing import Any
 
 from glmspark.config.recipe import Recipe
 from glmspark.models.inspection import Inspection
-from glmspark.models.inspection.content import INDEX, Shard
+from glmspark.models.inspection.content import INDEX, MARK, Shard
 from glmspark.plan.checks import drafts_with_mtp
 from glmspark.plan.split import check_layout, layer_ranges
 from glmspark.plan.stored import owns_experts
@@ -19,10 +19,7 @@ from glmspark.weights.holdings import expert_places, needed_tensors, tensor_name
 from glmspark.weights.spread import HubSource, Part, Piece
 from glmspark.weights.ways import Ways
 
-__all__ = ["MARK", "Layout", "NodePart", "chain_parts", "is_part", "layout_of", "needed_names", "node_parts"]
-
-MARK = "glmspark"
-"""The index's metadata under this name says of what the directory is a part."""
+__all__ = ["Layout", "NodePart", "chain_parts", "is_part", "layout_of", "needed_names", "node_parts"]
 
 _LAYER = re.compile(r"\blayers\.(\d{1,6})\.", re.ASCII)
 

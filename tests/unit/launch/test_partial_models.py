@@ -61,6 +61,12 @@ def test_parts_are_one_checkpoint(tmp_path):
     assert not joined.has_mtp
 
 
+def test_a_part_is_told_from_what_is_not_whole(tmp_path):
+    problems = {one.rule: one.seen for one in inspect(LocalFiles(store(tmp_path)["n2"])).problems}
+    assert problems.keys() == {"part-of-a-model", "chat-template-missing"}  # no template was copied here
+    assert "what rank 1 of TP1 PP3 needs" in problems["part-of-a-model"]
+
+
 def test_a_whole_copy_is_as_good_as_a_part(tmp_path):
     places = store(tmp_path)
     for one in TINY.iterdir():

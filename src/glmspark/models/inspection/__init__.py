@@ -110,12 +110,20 @@ def inspect(files: CheckpointFiles) -> Inspection:
     matrices = sort_tensors(architecture, content.tensors)
     problems = list(content.problems)
     kept = _kept(files, problems)
-    problems += check_complete(content, matrices, kept)
+    problems += check_complete(content, matrices, kept) if content.part is None else [_part(content.part)]
     problems += check_quantization(content.config, _beside(files, problems), matrices)
     problems += check_scales(files, content, matrices)
     problems += check_tokenizer_files(files, architecture)
     problems.sort(key=lambda problem: _ORDER.index(problem.severity))
     return Inspection(files.where, architecture, content, matrices, kept, tuple(problems))
+
+
+def _part(part: str) -> Problem:
+    return Problem(
+        Severity.NOTE, "part-of-a-model", f"the index says that this is {part}, and no more",
+        "it serves as one node's share of a deployment of that layout",
+        "for all of it, or another layout: `glmspark fetch`",
+    )  # fmt: skip
 
 
 def _kept(files: CheckpointFiles, problems: list[Problem]) -> dict[int, tuple[int, ...]] | None:

@@ -16,9 +16,11 @@ from glmspark.models.files import CheckpointFiles
 from glmspark.models.inspection.problem import Problem, Severity, some
 from glmspark.models.safetensors import TensorInfo, check_layout, header_length, parse_header
 
-__all__ = ["INDEX", "Content", "Shard", "read_content", "read_json"]
+__all__ = ["INDEX", "MARK", "Content", "Shard", "read_content", "read_json"]
 
 INDEX = "model.safetensors.index.json"
+MARK = "glmspark"
+"""The index's metadata under this name says of what the directory is a part (`fetch --only-needed`)."""
 _FIRST = 1 << 16
 """Bytes of a shard that are read at first: its header's length and, mostly, all of a small header."""
 _MAX_JSON = 64 * 2**20
@@ -40,12 +42,14 @@ class Shard:
 @dataclass
 class Content:
     """tensors: name -> (shard, TensorInfo), of those that count. broken: shards that cannot be used at all.
-    index: tensor -> shard, as the index says, or None without one."""
+    index: tensor -> shard, as the index says, or None without one. part: whose part of the model this is, in
+    words, None for all of it."""
 
     config: dict[str, Any]
     shards: dict[str, Shard] = field(default_factory=dict)
     tensors: dict[str, tuple[str, TensorInfo]] = field(default_factory=dict)
     index: dict[str, str] | None = None
+    part: str | None = None
     broken: set[str] = field(default_factory=set)
     problems: list[Problem] = field(default_factory=list)
 
@@ -131,10 +135,12 @@ def _index(files: CheckpointFiles, content: Content) -> dict[str, str] | None:
     if INDEX not in files.entries():
         return None
     try:
-        weight_map = read_json(files, INDEX).get("weight_map")
+        whole = read_json(files, INDEX)
     except CheckpointError as error:
         content.problems.append(_of_error("index-broken", error, "the engine stops before it loads"))
         return None
+    weight_map = whole.get("weight_map")
+    content.part = _part(whole.get("metadata"))
     good = isinstance(weight_map, dict) and all(isinstance(shard, str) for shard in weight_map.values())
     if not isinstance(weight_map, dict) or not weight_map or not good:
         content.problems.append(
@@ -145,6 +151,13 @@ def _index(files: CheckpointFiles, content: Content) -> dict[str, str] | None:
         )  # fmt: skip
         return None
     return weight_map
+
+
+def _part(metadata: Any) -> str | None:
+    said = metadata.get(MARK) if isinstance(metadata, dict) else None
+    if not isinstance(said, dict) or not isinstance(said.get("of"), dict):
+        return None
+    return f"what rank {said.get('rank')} of TP{said.get('tp')} PP{said.get('pp')} needs"[:100]
 
 
 def _missing_shards(content: Content, named: set[str], present: list[str]) -> None:
