@@ -30,8 +30,9 @@ sys.modules["vllm.v1.worker.worker_base"] = module
 from glmspark.engine import observe
 observe.register()
 for _ in range(3): module.WorkerWrapperBase().execute_model()
-print("there", flush=True)
-def waits_here(): time.sleep(60)
+def waits_here():
+    print("there", flush=True)
+    time.sleep(60)
 waits_here()
 """
 
