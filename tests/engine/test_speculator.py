@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import subprocess
 import sys
 from dataclasses import replace
@@ -21,13 +20,7 @@ from glmspark.speculator.dataset import Dataset, Sequence, Writer
 from glmspark.speculator.drafter import Drafter, Shared
 from glmspark.speculator.shape import DrafterError, Shape
 from glmspark.speculator.stitching import pieces, rows_of
-
-VOCAB, HIDDEN = 48, 32
-SHAPE = Shape(
-    HIDDEN, VOCAB, (1, 2), VOCAB - 1, heads=4, kv_heads=2, head_dim=8, intermediate_size=48, window=16,
-    markov_rank=8, block_size=4, max_positions=256,
-)  # fmt: skip
-SETTINGS = training.Settings(steps=60, tokens=400, anchors=6, warm_up=5, rate=5e-3)
+from tests.engine.made_up_target import HIDDEN, SETTINGS, SHAPE, VOCAB, counting, write_data, write_target
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -41,41 +34,12 @@ def one_thread() -> Any:
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A target that is its two matrices: it counts, and is sure of it."""
-    folder = tmp_path_factory.mktemp("target")
-    torch.manual_seed(0)
-    save_file(
-        {
-            "model.embed_tokens.weight": torch.randn(VOCAB, HIDDEN),
-            "lm_head.weight": torch.randn(VOCAB, HIDDEN),
-        },
-        folder / "model.safetensors",
-    )
-    (folder / "config.json").write_text(json.dumps({"num_hidden_layers": 3}))
-    return folder
-
-
-def counting(target: Path, count: int) -> list[Sequence]:
-    shared, rng = store.read_shared(target), random.Random(1)
-    torch.manual_seed(1)
-    found = []
-    for _ in range(count):
-        start, length = rng.randrange(VOCAB), rng.randint(12, 30)
-        tokens = torch.tensor([(start + k) % (VOCAB - 1) for k in range(length)])
-        states = torch.cat((shared.embedding[tokens], torch.randn(length, HIDDEN)), dim=-1)
-        last = shared.head[(tokens + 1) % (VOCAB - 1)]
-        found.append(Sequence(tokens, states.bfloat16(), last.bfloat16(), 4, rng.choice(("odd", "even"))))
-    return found
+    return write_target(tmp_path_factory.mktemp("target"))
 
 
 @pytest.fixture(scope="module")
 def data(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    folder = tmp_path_factory.mktemp("data") / "states"
-    writer = Writer(folder, [1, 2], {"target": str(target), "target_sha256": store.digest(target)})
-    sequences = counting(target, 80)
-    writer.add(sequences[:50])
-    writer.add(sequences[50:])
-    return Dataset.open(folder)
+    return write_data(tmp_path_factory.mktemp("data") / "states", target)
 
 
 @pytest.fixture(scope="module")
