@@ -79,8 +79,10 @@ def _points(record: Record, workload: str) -> list[Point]:
 
 
 def _errors(estimates: Sequence[Estimate]) -> list[list[float]]:
-    """Error bars; none where the interval is not known, and upwards none longer than the figure itself: the table
-    beside has it whole, and one bad point would squeeze all others."""
+    """Error bars; none where the interval is not known, and upwards none longer than the figure itself.
+
+    One bad point would squeeze all others; the table beside has its whole interval.
+    """
     below = [one.median - one.low if one.low is not None else 0.0 for one in estimates]
     above = [min(one.high - one.median, one.median) if one.high is not None else 0.0 for one in estimates]
     return [below, above]
