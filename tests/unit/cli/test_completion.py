@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from glmspark.cli import app
 from glmspark.config import recipe_names
 from glmspark.launch.record import home
 from tests.unit.launch.starts import make_start
@@ -16,18 +18,37 @@ from tests.unit.launch.starts import make_start
 COMMAND = Path(sys.executable).with_name("glmspark")
 
 
-def complete(line: str, **variables: str) -> list[str]:
-    """What bash is told for a line whose last word is being typed."""
-    asked = {
+def asked(line: str) -> dict[str, str]:
+    """The environment in which bash asks for a line whose last word is being typed."""
+    return {
         "_GLMSPARK_COMPLETE": "complete_bash",
         "COMP_WORDS": line,
         "COMP_CWORD": str(len(line.split(" ")) - 1),
     }
-    done = subprocess.run(
-        [COMMAND], env={**os.environ, **asked, **variables}, capture_output=True, text=True, check=False
-    )
+
+
+@pytest.fixture
+def complete(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[[str], list[str]]:
+    """What bash is told for a line, asked in this process."""
+
+    def ask(line: str) -> list[str]:
+        for name, value in asked(line).items():
+            monkeypatch.setenv(name, value)
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            app(prog_name="glmspark")
+        said = capsys.readouterr()
+        assert (end.value.code, said.err) == (0, "")
+        return said.out.split()
+
+    return ask
+
+
+def test_as_a_process_of_its_own() -> None:
+    environment = {**os.environ, **asked("glmspark up glm-5.2")}
+    done = subprocess.run([COMMAND], env=environment, capture_output=True, text=True, check=False)
     assert done.stderr == ""
-    return done.stdout.split()
+    assert done.stdout.split() == [name for name in recipe_names() if name.startswith("glm-5.2")]
 
 
 @pytest.mark.parametrize(
@@ -39,7 +60,7 @@ def complete(line: str, **variables: str) -> list[str]:
         "glmspark verify glm-5.2",
     ],
 )
-def test_recipes(line: str) -> None:
+def test_recipes(line: str, complete: Callable[[str], list[str]]) -> None:
     assert complete(line) == [name for name in recipe_names() if name.startswith("glm-5.2")]
 
 
@@ -51,12 +72,14 @@ def test_recipes(line: str) -> None:
         ("glmspark tune plan --only s", ["sysctl", "swap", "services"]),
     ],
 )
-def test_what_an_option_takes(line: str, offered: list[str]) -> None:
+def test_what_an_option_takes(
+    line: str, offered: list[str], complete: Callable[[str], list[str]]
+) -> None:
     assert complete(line) == offered
 
 
 @pytest.mark.parametrize("verb", ["down", "status", "logs", "chat --name"])
-def test_deployments(verb: str, state: Path) -> None:
+def test_deployments(verb: str, state: Path, complete: Callable[[str], list[str]]) -> None:
     for name in ("one", "other", "third"):
         where = home(name)
         where.prepare()
@@ -64,7 +87,9 @@ def test_deployments(verb: str, state: Path) -> None:
     assert complete(f"glmspark {verb} o") == ["one", "other"]
 
 
-def test_where_nothing_can_be_read_nothing_is_offered(state: Path) -> None:
+def test_where_nothing_can_be_read_nothing_is_offered(
+    state: Path, complete: Callable[[str], list[str]]
+) -> None:
     state.mkdir()
     (state / "deployments").write_text("not a directory")
     assert complete("glmspark down x") == []
