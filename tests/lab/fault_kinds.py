@@ -188,6 +188,6 @@ KINDS = (
     Kind("memory hog", 20, _hog, _closed, _says("memory", "on {node}"), False),
     Kind("kill the guard", 15, _kill_guard, _guard_again, _says("guard of {node}"), False),
     Kind("kill logins", 10, _kill_logins, _login, _says("login to {node}"), False),
-    Kind("lose a node", 12, _reboot, _cause, _says("[lost]", "on {node}"), True, NODES[1:]),
+    Kind("lose a node", 12, _reboot, _cause, _says("[lost]", "on {node}"), True),
 )
 """Every kind of fault that the guard and the agents answer for."""

@@ -201,7 +201,8 @@ class Leader:
         since = now - 60 * watching.minutes
         counted = [one for one in past if one["at"] > since and (one["cause"] or {}).get("kind") != "lost"]
         if not lost and len(counted) >= watching.times:
-            times = f"restarted {len(counted)} times within {watching.minutes:g} min" if counted else ""
+            often = "once" if len(counted) == 1 else f"{len(counted)} times"
+            times = f"restarted {often} within {watching.minutes:g} min" if counted else ""
             what = f"{cause['what']}; {times or 'it is not to restart'}, so it stays down" if cause else ""
             agent.finish({**(cause or {}), "what": what})
             return None

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -70,7 +70,7 @@ class Two:
             assert time.monotonic() < end
             time.sleep(0.05)
         for one in self.agents:
-            one("ready", "one", stdin={"state": "ready"})
+            ask(one.home, {"do": "ready"})
 
     def main(self, rank: int) -> int:
         return int(self.agents[rank].wait("ready")["main"])
@@ -87,9 +87,15 @@ class Two:
             time.sleep(0.05)
 
     def status(self) -> int:
-        url = f"http://127.0.0.1:{self.api}/v1/models"
-        words = ["curl", "-s", "-o", "/dev/null", "-m", "2", "--noproxy", "*", "-w", "%{http_code}", url]
-        return int(subprocess.run(words, capture_output=True, text=True, check=False).stdout)
+        """What a client gets, 0 where its connection is refused or broken."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.api, timeout=2)
+        try:
+            connection.request("GET", "/v1/models")
+            return connection.getresponse().status
+        except OSError:
+            return 0
+        finally:
+            connection.close()
 
 
 def ask(home: Path, request: dict[str, Any]) -> None:
@@ -112,7 +118,7 @@ def two(tmp_path: Path) -> Iterator[Two]:
 
 
 def test_a_rank_that_ends_begins_all_anew_until_it_was_often_enough(two: Two) -> None:
-    two.start()
+    two.start(times=1)
     before = [two.main(0), two.main(1)]
     os.kill(before[1], signal.SIGKILL)
     head, other = two.back(1)
@@ -123,54 +129,23 @@ def test_a_rank_that_ends_begins_all_anew_until_it_was_often_enough(two: Two) ->
     assert restart["seconds"] < 15
     kept = Path(restart["evidence"])
     assert "SIGKILL" in (kept / "cause.json").read_text()
-    assert b"vllm:num_requests_running" in (kept / "metrics.txt").read_bytes() or not head.get("metrics")
     assert "python" in (kept / "stacks.txt").read_text()  # rank 0 lived on until it was kept
     log = two.agents[1].home / "logs" / "rank-1.log"
     assert "[glmspark: start 1 of this rank after the first]" in log.read_text()
-    os.kill(two.main(0), signal.SIGKILL)
-    two.back(2)
     os.kill(two.main(1), signal.SIGKILL)
     for one in two.agents:
-        reason = one.wait("failed", seconds=20)["reason"]
+        state = one.wait("failed", seconds=20)
+        reason = state["reason"]
         assert (reason["rank"], reason["node"]) == (1, "spark2")
-        assert reason["what"].endswith("restarted 2 times within 30 min, so it stays down")
+        assert reason["what"].endswith("restarted once within 30 min, so it stays down")
+        assert (Path(state["evidence"]) / "cause.json").exists()
 
 
 def test_a_halted_rank_begins_all_anew_and_clients_are_told(two: Two) -> None:
     two.start()
-    assert two.status() == 200
-    os.kill(two.main(1), signal.SIGSTOP)
-    seen: dict[int, int] = {}
-    end = time.monotonic() + 20
-    while not all(
-        len(json.loads((one.home / "state.json").read_text())["restarts"]) == 1 for one in two.agents
-    ):
-        code = two.status()
-        seen[code] = seen.get(code, 0) + 1
-        assert time.monotonic() < end
-    head, _ = two.back(1)
-    assert "rank 1 on spark2 is halted: sleep" in head["restarts"][0]["cause"]["what"]
-    assert 503 in seen
-    assert 0 not in seen  # nobody was refused a connection
-
-
-def test_without_restarts_the_end_is_the_end_and_the_evidence_is_kept(two: Two) -> None:
-    two.start(times=0)
-    os.kill(two.main(1), signal.SIGKILL)
-    for one in two.agents:
-        state = one.wait("failed")
-        assert (state["reason"]["rank"], state["restarts"]) == (1, [])
-        assert (Path(state["evidence"]) / "cause.json").exists()
-
-
-def test_admission_is_closed_by_any_node_s_guard(two: Two) -> None:
-    two.start()
-    ask(
-        two.agents[1].home,
-        {"do": "admission", "open": False, "reason": {"what": "memory is low"}},
-    )
+    ask(two.agents[1].home, {"do": "admission", "open": False, "reason": {"what": "memory is low"}})
     file = two.agents[0].scratch / "admission-closed"
-    end = time.monotonic() + 5
+    end = time.monotonic() + 20
     while not file.exists():
         assert time.monotonic() < end
         time.sleep(0.02)
@@ -180,11 +155,24 @@ def test_admission_is_closed_by_any_node_s_guard(two: Two) -> None:
     while file.exists():
         assert time.monotonic() < end
         time.sleep(0.02)
+    assert two.status() == 200
+    os.kill(two.main(1), signal.SIGSTOP)
+    seen: dict[int, int] = {}
+    while not all(
+        len(json.loads((one.home / "state.json").read_text())["restarts"]) == 1 for one in two.agents
+    ):
+        code = two.status()
+        seen[code] = seen.get(code, 0) + 1
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    head, _ = two.back(1)
+    assert "rank 1 on spark2 is halted: sleep" in head["restarts"][0]["cause"]["what"]
+    assert 503 in seen
+    assert 0 not in seen  # nobody was refused a connection
 
 
 def test_a_lost_agent_is_waited_for_and_comes_back_by_resume(two: Two) -> None:
     two.start(times=0, keep_up=True)
-    assert two.agents[1]("resume")["resumed"] == []  # it answers for itself
     os.kill(two.agents[1].wait("ready")["agent"][0], signal.SIGKILL)
     head = two.agents[0].wait("waiting", seconds=15)
     assert (head["waits_for"], head["main"]) == ([1], None)
@@ -200,13 +188,6 @@ def test_a_lost_agent_is_waited_for_and_comes_back_by_resume(two: Two) -> None:
     two.agents[0].wait("failed")
     two.agents[0]("resume")
     two.back(2)
-
-
-def test_what_was_stopped_is_not_resumed(two: Two) -> None:
-    two.start(keep_up=True)
-    os.kill(two.agents[1].wait("ready")["agent"][0], signal.SIGKILL)
-    two.agents[0].wait("waiting", seconds=15)
-    two.agents[0]("stop", "one", "--keep")
-    assert two.agents[0]("resume")["resumed"] == []
-    two.agents[1]("stop", "one")
-    assert two.agents[1]("resume")["resumed"] == []
+    two.agents[1]("stop", "one", "--keep")
+    two.agents[0].wait("stopped")
+    assert two.agents[0]("resume")["resumed"] == []  # it was stopped
