@@ -28,7 +28,9 @@ def asked(line: str) -> dict[str, str]:
 
 
 @pytest.fixture
-def complete(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[[str], list[str]]:
+def complete(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[[str], list[str]]:
     """What bash is told for a line, asked in this process."""
 
     def ask(line: str) -> list[str]:
@@ -72,9 +74,7 @@ def test_recipes(line: str, complete: Callable[[str], list[str]]) -> None:
         ("glmspark tune plan --only s", ["sysctl", "swap", "services"]),
     ],
 )
-def test_what_an_option_takes(
-    line: str, offered: list[str], complete: Callable[[str], list[str]]
-) -> None:
+def test_what_an_option_takes(line: str, offered: list[str], complete: Callable[[str], list[str]]) -> None:
     assert complete(line) == offered
 
 
