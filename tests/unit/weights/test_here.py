@@ -10,7 +10,7 @@ from glmspark.config.recipe import ModelSource
 from glmspark.errors import GlmsparkError
 from glmspark.nodes.fleet import Fleet
 from glmspark.recipes import __file__ as recipes
-from glmspark.weights.fetch import Options, fetch, parts_of
+from glmspark.weights.fetch import Options, fetch, parts_of, pythons
 from glmspark.weights.parts import Layout
 from glmspark.weights.verify import verify
 from tests.unit.weights.hub import REPOSITORY, serving
@@ -29,9 +29,9 @@ def test_a_model_comes_here_is_verified_and_mended(tmp_path, monkeypatch):
         async with Fleet({"here": None}) as fleet:
             options = Options(endpoint=hub.url)
             came = await fetch(fleet, HERE, SOURCE, str(place), options)
-            good = await verify(fleet, str(place))
+            good = await verify(fleet, str(place), pythons=pythons(HERE))
             flip_on_disk(place / "model.safetensors", 5_000_000)
-            bad = await verify(fleet, str(place))
+            bad = await verify(fleet, str(place), pythons=pythons(HERE))
             nine = Options(endpoint=hub.url, layout=Layout(("here",), 1, 9))
             with pytest.raises(GlmsparkError, match="PP 9 is not possible"):
                 await parts_of(fleet, SOURCE, str(place), nine)

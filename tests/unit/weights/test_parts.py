@@ -182,72 +182,42 @@ def test_nodes_store_what_they_need_and_fetch_the_difference(whole, tmp_path, fr
             spread.holds(node, three[node])
         again = spread.run(three, hub)
         assert [again[node]["received"] for node in nodes] == [0] * len(nodes)
-        two = parts(whole, 2)
-        said = spread.run(two, hub)
-        for node in nodes[: 2 if from_hub else 1]:
-            spread.holds(node, two[node])
+        if from_hub:
+            two = parts(whole, 2)
+            said = spread.run(two, hub)
+            for node in two:
+                spread.holds(node, two[node])
 
 
-def test_another_part_takes_what_is_there_in_whole_chunks(tmp_path):
-    sizes = {"a.safetensors": 9 * CHUNK + 5}
-    source = model(tmp_path / "source", sizes)
-    data = (source / "a.safetensors").read_bytes()
+def test_what_is_there_of_a_part_is_taken_in_whole_chunks(tmp_path):
+    size = 9 * CHUNK + 5
+    sizes = {"a.safetensors": size}
+    source, other = model(tmp_path / "source", sizes), model(tmp_path / "other", sizes, seed=2)
     pyz, key = program(tmp_path), new_key(True)
-    giver = Relay(pyz, source, sizes, key, None)
+    target = tmp_path / "target" / "a.safetensors"
 
-    def take(header: str, *spans: tuple[int, int]) -> int:
-        entry = {"name": "a.safetensors", "size": 9 * CHUNK + 5, "from": "giver"}
-        entry["part"] = {"header": header, "spans": spans}
-        taker = Relay(pyz, tmp_path / "target", {}, key, None, listed=[entry])
+    def take(place: Path, header: str, *spans: tuple[int, int]) -> int:
+        """Have a part of a model's file, or without spans all of it; the bytes that came."""
+        entry = {"name": "a.safetensors", "size": size, "from": "giver"}
+        if spans:
+            entry["part"] = {"header": header, "spans": spans}
+        giver = Relay(pyz, place, sizes, key, None)
+        taker = Relay(pyz, target.parent, {}, key, None, listed=[entry])
         taker.upstream("giver", giver.address)
         said = taker.until("done", "failed")
-        taker.end()
+        for one in (taker, giver):
+            one.end()
         assert said["t"] == "done", said
-        kept = (tmp_path / "target" / "a.safetensors").read_bytes()
-        assert kept == len(header).to_bytes(8, "little") + header.encode() + b"".join(
-            data[begin:end] for begin, end in spans
-        )
-        return said["received"]
+        data = (place / "a.safetensors").read_bytes()
+        kept = len(header).to_bytes(8, "little") + header.encode() if spans else data
+        assert target.read_bytes() == kept + b"".join(data[begin:end] for begin, end in spans)
+        return int(said["received"])
 
-    assert take("{}", (CHUNK // 2, 5 * CHUNK), (6 * CHUNK - 1, 7 * CHUNK)) == 7 * CHUNK
+    second = ((2 * CHUNK, 7 * CHUNK), (8 * CHUNK, size))
+    assert take(source, "{}", (CHUNK // 2, 5 * CHUNK), (6 * CHUNK - 1, 7 * CHUNK)) == 7 * CHUNK
     # Chunks 1 to 4 and 6 lie in it whole, 5 does not; 8 and the end are new.
-    assert take("{ }", (2 * CHUNK, 7 * CHUNK), (8 * CHUNK, 9 * CHUNK + 5)) == 2 * CHUNK + 5
-    assert take("{ }", (2 * CHUNK, 7 * CHUNK), (8 * CHUNK, 9 * CHUNK + 5)) == 0
-    giver.end()
-
-
-def test_a_damaged_part_is_mended_and_becomes_whole(whole, tmp_path):
-    spread, wanted = Spread(tmp_path, whole), parts(whole, 3)
-    spread.run(wanted)
-    shard = tmp_path / "n2" / "model-2.safetensors"
-    flip_on_disk(shard, 6_000)
-    said = spread.run(wanted)
-    spread.holds("n2", wanted["n2"])
-    assert 0 < said["n2"]["received"] <= 3 * CHUNK
-    assert said["n3"]["received"] == 0
-    # All of the model, where a part of it was.
-    key = new_key(True)
-    giver = Relay(spread.pyz, whole, spread.sizes, key, None)
-    taker = Relay(spread.pyz, tmp_path / "n2", spread.sizes, key, "a")
-    taker.upstream("a", giver.address)
-    done = taker.until("done", "failed")
-    giver.end()
-    taker.end()
-    assert done["t"] == "done", done
-    for name in spread.sizes:
-        assert (tmp_path / "n2" / name).read_bytes() == (whole / name).read_bytes()
-
-
-def test_a_part_of_another_revision_is_not_used(whole, tmp_path):
-    spread, wanted = Spread(tmp_path, whole), parts(whole, 3)
-    spread.run(wanted)
-    changed = tmp_path / "changed"
-    changed.mkdir()
-    for one in whole.iterdir():
-        (changed / one.name).write_bytes(one.read_bytes())
-    for at in range(CHUNK // 2, (whole / "model-2.safetensors").stat().st_size, CHUNK):
-        flip_on_disk(changed / "model-2.safetensors", at)
-    spread.whole = changed
-    said = spread.run(parts(changed, 3))
-    spread.holds("n2", wanted["n2"])
-    assert said["n2"]["received"] >= CHUNK
+    assert take(source, "{ }", *second) == 2 * CHUNK + 5
+    flip_on_disk(target, CHUNK + 100)
+    assert take(source, "{ }", *second) == 2 * CHUNK  # both that share a damaged one
+    assert take(other, "{ }", *second) == 6 * CHUNK + 5  # of another revision nothing is used
+    assert take(other, "") == 3 * CHUNK + 0  # all of it: chunks 0, 1 and 7

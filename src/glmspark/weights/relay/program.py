@@ -35,6 +35,10 @@ _STREAMS = 4
 """Files at once on a node with many processors."""
 
 
+_ENDING = 3.0
+"""Seconds for another transfer to end."""
+
+
 class Transfer:
     """The files of one model on one node."""
 
@@ -54,13 +58,7 @@ class Transfer:
         """Offer, fetch, and say how it goes."""
         self.directory.mkdir(parents=True, exist_ok=True)
         self._lock = os.open(self.directory / ".glmspark-lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise TransferError(
-                f"another transfer writes into {self.directory}",
-                advice="wait until it has ended",
-            ) from None
+        self._alone()
         self.taking = Taking(self.spec, self.directory, read_manifest(self.directory, self.algorithm))
         for entry in self.entries.values():
             self._know(entry)
@@ -90,6 +88,22 @@ class Transfer:
                 file.drop()
         if not self.failed and any(entry["from"] is None for entry in self.entries.values()):
             self._write_manifest()  # a source knows its hashes when all has gone out
+
+    def _alone(self) -> None:
+        """Take the directory's lock. One whose control machine has just gone is about to let go of it."""
+        give_up = time.monotonic() + _ENDING
+        while True:
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() < give_up:
+                    time.sleep(0.1)
+                    continue
+                raise TransferError(
+                    f"another transfer writes into {self.directory}",
+                    advice="wait until it has ended",
+                ) from None
+            return
 
     def _know(self, entry: dict[str, Any]) -> None:
         name, size = entry["name"], entry["size"]
