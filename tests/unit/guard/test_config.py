@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glmspark.guard.config import default_thresholds, load_floor, parse_config, parse_thresholds
@@ -57,6 +57,7 @@ def test_what_is_wrong_in_a_config_is_named(name: str, value: Any) -> None:
         parse_config({**CONFIG, name: value})
 
 
+@settings(max_examples=40)
 @given(st.dictionaries(st.sampled_from([*CONFIG, "metrics", "peer_port", "overlay", "kmsg"]), JSON) | JSON)
 def test_any_config_is_read_or_refused(value: Any) -> None:
     try:
@@ -99,6 +100,7 @@ def test_a_plan_that_makes_no_sense_counts_for_nothing_and_is_told(more: dict[st
     assert found.problem
 
 
+@settings(max_examples=40)
 @given(
     st.dictionaries(st.sampled_from(["version", "free_low_bytes", "stall_s", "unified", "rank"]), JSON) | JSON
 )
@@ -155,6 +157,7 @@ def test_a_state_file_is_read_again_when_it_was_replaced(tmp_path: Path) -> None
         assert reader.read(TOTAL)[0].state == state
 
 
+@settings(max_examples=40)
 @given(said=JSON, plan=JSON)
 def test_whatever_an_agent_says_is_read(
     tmp_path_factory: pytest.TempPathFactory, said: Any, plan: Any

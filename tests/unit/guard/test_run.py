@@ -27,9 +27,9 @@ MEMINFO = "MemTotal: 1000000 kB\nMemFree: {0} kB\nMemAvailable: {0} kB\nCached: 
 
 
 class Running:
-    """A guard (or its supervisor) on a node whose memory is pretended."""
+    """A guard on a node whose memory is pretended."""
 
-    def __init__(self, root: Path, do: str = "run") -> None:
+    def __init__(self, root: Path) -> None:
         self.root, self.home = root, root / "state/guard"
         self.home.mkdir(parents=True)
         (self.home / "guard.pyz").write_bytes(GUARD.data)
@@ -44,7 +44,7 @@ class Running:
         }
         (self.home / "config.json").write_text(json.dumps(config))
         self.memory(500_000)
-        argv = [sys.executable, "-I", "-S", str(self.home / "guard.pyz"), do, "--home", str(self.home)]
+        argv = [sys.executable, "-I", "-S", str(self.home / "guard.pyz"), "run", "--home", str(self.home)]
         self.process = subprocess.Popen(argv, stderr=subprocess.PIPE)
 
     def memory(self, free: int) -> None:
@@ -87,10 +87,12 @@ def guard(tmp_path: Path) -> Iterator[Running]:
         running.end()
 
 
-def test_it_looks_alarms_and_tells(guard: Running) -> None:
+def test_it_looks_alarms_and_tells(guard: Running, capsys: pytest.CaptureFixture[str]) -> None:
     state = guard.until(lambda state: state["readings"]["memory"])
     assert (state["node"], state["phase"], state["level"]) == ("spark1", "idle", "ok")
     assert state["pid"] == guard.process.pid
+    assert main(["run", "--home", str(guard.home)]) == 1
+    assert "runs already" in json.loads(capsys.readouterr().out)["error"]
     guard.memory(10_000)
     (guard.root / "kmsg").write_text("NVRM: Check failed: Out of memory [NV_ERR_NO_MEMORY] (0x00000051)\n")
     state = guard.until(lambda state: state["level"] == "critical" and len(state["alerts"]) == 2)
@@ -109,33 +111,6 @@ def test_it_looks_alarms_and_tells(guard: Running) -> None:
     assert "ended as asked" in guard.end()
     assert guard.process.returncode == 0
     assert any("kernel" in line for line in read_lines(str(guard.home / "ring")))
-
-
-def test_a_second_guard_is_refused_with_one_line(guard: Running) -> None:
-    guard.until(lambda state: state["pid"])
-    argv = [sys.executable, "-I", str(guard.home / "guard.pyz"), "run", "--home", str(guard.home)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=20, check=False)
-    assert done.returncode == 1
-    assert "runs already" in json.loads(done.stdout)["error"]
-
-
-def test_a_killed_guard_comes_back_with_its_evidence(tmp_path: Path) -> None:
-    running = Running(tmp_path, "supervise")
-    try:
-        first = running.until(lambda state: state["up_s"] > 1)
-        seen = [line["t"] for line in read_lines(str(running.home / "ring"))]
-        killed = time.time()
-        os.kill(first["pid"], signal.SIGKILL)
-        second = running.until(lambda state: state["pid"] != first["pid"])
-        after = [line["t"] for line in read_lines(str(running.home / "ring"))]
-        assert after[: len(seen)] == seen
-        # Nothing that is older than two seconds is lost.
-        assert max(at for at in after if at < killed) > killed - 2
-        assert second["time"] - killed < 15
-    finally:
-        running.end()
-    with pytest.raises(ProcessLookupError):
-        os.kill(second["pid"], 0)
 
 
 def test_once_and_state_and_what_is_not_understood(
