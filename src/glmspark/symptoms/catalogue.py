@@ -60,8 +60,8 @@ class Symptom(BaseModel):
     lines: any of them in a log shows it. when: facts that show it by themselves, all together. confirms:
     facts that make it surer, each; rules_out: facts with which it is something else. sure: how sure one line
     (or `when`) makes it, 0 to 1. covers: symptoms that follow from this one. canaries: kinds of canary that
-    fail of it; brief: the cause in their verdicts' words. rule: of plan.known_bad, which refuses it beforehand and
-    says the remedy.
+    fail of it; brief: the cause in their verdicts' words. rule: of plan.known_bad, which refuses it
+    beforehand and says the remedy.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", arbitrary_types_allowed=True)
