@@ -38,6 +38,9 @@ def notes_of(found: Study) -> list[str]:
         and not outline.has_mtp
     ):
         notes.append("`up` refuses this: it drafts with MTP, and the checkpoint has no MTP layer")
+    experts, tp = outline.architecture.experts, layout.tp
+    if recipe.engine.args.get("enable_expert_parallel") and experts % tp:
+        notes.append(f"{experts} experts do not divide by {tp}: some ranks hold one more, and are waited for")
     notes += [f"not yet: {sentence}" for sentence in recipe.lacks]
     length, topk = recipe.engine.max_model_len, outline.architecture.index_topk
     if topk is not None and length > topk and not uses_dsa(recipe, outline, site.platform):
