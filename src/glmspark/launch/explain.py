@@ -22,7 +22,7 @@ from glmspark.nodes.checks.everything import judge
 from glmspark.nodes.doctor import addresses, look_at
 from glmspark.nodes.facts.kernel_log import KERNEL_LOG
 from glmspark.nodes.fleet import Fleet
-from glmspark.nodes.guards import SEEN, Seen
+from glmspark.nodes.guards import GLANCE, Seen
 from glmspark.nodes.node import Node
 from glmspark.nodes.survey import survey
 from glmspark.nodes.transport import NodeError
@@ -186,7 +186,7 @@ async def _ranks(case: Case, place: Place, fleet: Fleet) -> None:
 
 async def _guards(case: Case, fleet: Fleet) -> None:
     async def ask(node: Node) -> Seen | None:
-        return (await survey(node, (SEEN,))).get(SEEN)
+        return (await survey(node, (GLANCE,))).get(GLANCE)
 
     for node, seen in (await fleet.each(ask)).items():
         if isinstance(seen, Seen) and seen.state is not None and seen.runs:

@@ -27,7 +27,7 @@ from glmspark.launch.status import LOST
 from glmspark.nodes.facts.memory_detail import MEMORY_DETAIL
 from glmspark.nodes.facts.nvidia import GPUS
 from glmspark.nodes.fleet import Fleet
-from glmspark.nodes.guards import SEEN
+from glmspark.nodes.guards import GLANCE
 from glmspark.nodes.node import Node
 from glmspark.nodes.survey import survey
 from glmspark.nodes.transport import NodeError
@@ -35,6 +35,7 @@ from glmspark.nodes.transport import NodeError
 __all__ = ["EngineView", "Gpu", "Memory", "Monitor", "NodeView", "View"]
 
 _ASK = 10.0  # seconds after which a node's silence is told
+_AGENT_EVERY = 5.0  # seconds: an answer of the agent's costs a Python's start on the node
 _RUNNING = ("ready", "serving", "following")
 
 
@@ -142,6 +143,7 @@ class Monitor:
         names = ("this machine",) if place is None else place.nodes
         self._nodes = {name: NodeView(name) for name in names}
         self._states: dict[str, Any] = {}
+        self._asked: dict[str, float] = {}
         self._counters: dict[str, tuple[float, Mapping[str, tuple[int, int]]]] = {}
         self._engine = EngineView()
         self._local: str | None = None
@@ -202,10 +204,11 @@ class Monitor:
                         fleet = await stack.enter_async_context(Fleet({name: address}))
                     if name in fleet.lost:
                         raise fleet.lost[name]
+                    agents = None if self._place is None else Agents(fleet, self._name)
                     while True:
                         begin = time.monotonic()
                         async with asyncio.timeout(_ASK):
-                            await self._look(name, fleet.nodes[name])
+                            await self._look(name, fleet.nodes[name], agents)
                         looks += 1
                         if looks > 1:
                             self._seen[name].set()
@@ -217,11 +220,11 @@ class Monitor:
             self._seen[name].set()
             await asyncio.sleep(max(0.5, begin + self._every - time.monotonic()))
 
-    async def _look(self, name: str, node: Node) -> None:
-        facts = await survey(node, (SEEN, MEMORY_DETAIL, GPUS), timeout=_ASK)
-        seen, memory, gpus = facts.get(SEEN), facts.get(MEMORY_DETAIL), facts.get(GPUS)
+    async def _look(self, name: str, node: Node, agents: Agents | None) -> None:
+        facts = await survey(node, (GLANCE, MEMORY_DETAIL, GPUS), timeout=_ASK)
+        seen, memory, gpus = facts.get(GLANCE), facts.get(MEMORY_DETAIL), facts.get(GPUS)
         guard = seen.state if seen is not None and seen.runs and seen.state is not None else {}
-        state = await self._state_of(name, node)
+        state = await self._state_of(name, agents)
         rank, phase = _rank_of(state)
         used = self._planned(rank) if phase in _RUNNING else {}
         self._nodes[name] = NodeView(
@@ -246,18 +249,19 @@ class Monitor:
             halted=tuple(state.get("halted") or ()) if isinstance(state, Mapping) else (),
         )
 
-    async def _state_of(self, name: str, node: Node) -> Mapping[str, Any] | None:
+    async def _state_of(self, name: str, agents: Agents | None) -> Mapping[str, Any] | None:
         """The rank's state there: as its agent says, or as this machine's supervisor has recorded it."""
-        if self._place is None:
+        if agents is None or self._place is None:
             if self._home is None:
                 return None
             with contextlib.suppress(StateError):  # the next look reads it again
                 self._deployment = self._home.read() or self._deployment
             self._local = _state_here(self._home, self._deployment)
             return {"local": self._local}
-        fleet = Fleet({})
-        fleet.nodes[name] = node
-        found = (await Agents(fleet, self._name).all_states(self._name, record=True)).get(name)
+        if time.monotonic() - self._asked.get(name, -_AGENT_EVERY) < _AGENT_EVERY:
+            return self._states.get(name)
+        self._asked[name] = time.monotonic()
+        found = (await agents.all_states(self._name, record=True)).get(name)
         if isinstance(found, NodeError):
             raise found
         states = [one for one in found or () if self._name is None or one["name"] == self._name]

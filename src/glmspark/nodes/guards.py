@@ -14,6 +14,7 @@ from glmspark.nodes.facts import Fact
 
 __all__ = [
     "DIRECTORY",
+    "GLANCE",
     "GUARD",
     "SEEN",
     "UNIT",
@@ -114,6 +115,22 @@ def parse_seen(text: str) -> Seen:
 
 
 SEEN = Fact("guard", ("sh", "-c", _LOOK, "look", DIRECTORY, UNIT), parse_seen)
+
+_GLANCE = """\
+base=${GLMSPARK_STATE_DIR:-$HOME/.local/state/glmspark}
+printf 'base %s\\ngroup %s\\nnow %s\\n' "$base" "$(id -g)" "$(date +%s)"
+for home in "$base/guard" "$1"; do
+  if [ -r "$home/state.json" ]; then
+    printf 'home %s\\nstate ' "$home"
+    cat -- "$home/state.json"
+    break
+  fi
+done
+exit 0
+"""
+
+GLANCE = Fact("guard's state", ("sh", "-c", _GLANCE, "glance", DIRECTORY), parse_seen)
+"""What the guard says alone, without root and without hashes: for who asks every second."""
 
 
 def config(
