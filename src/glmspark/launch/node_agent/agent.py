@@ -21,7 +21,7 @@ from .leader import Leader
 from .life import Leash, reason_of, trouble_reason, turn
 from .log import Log
 from .peers import Peers
-from .proc import living, memory, title
+from .proc import changed_memory, living, memory, title
 from .rank import Rank
 from .readings import look
 from .rounds import Rounds
@@ -57,6 +57,7 @@ class Agent:
         self._followers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._looked = 0.0
+        self._made = 0  # when shared memory had last changed
         self._dirty = False
         self._reaper: subprocess.Popen[bytes] | None = None
         self._reaper_pipe = -1
@@ -320,7 +321,9 @@ class Agent:
             self.peers.check(now, patient=self.leash.proven)
             self.admission.tick(now)
             if (watch := self.watch) is not None:
-                if now - self._looked > (_LOOK if self.leash.proven else _LOOK / 2):
+                # Shared memory that was not seen before this agent is killed would stay behind for good.
+                made, self._made = self._made, changed_memory()
+                if made != self._made or now - self._looked > (_LOOK if self.leash.proven else _LOOK / 2):
                     self._looked = now
                     found = await watch.look(self.state["shared_memory"])
                     changed = any(self.state.get(name) != value for name, value in found.items())

@@ -144,6 +144,13 @@ def mapped(maps: str, device: int) -> set[int]:
     return found
 
 
+def changed_memory() -> int:
+    """When a file was last made or removed under /dev/shm, in nanoseconds; 0 where that is not known."""
+    with contextlib.suppress(OSError):
+        return Path(SHM).stat().st_mtime_ns
+    return 0
+
+
 def segments(texts: Iterable[str]) -> set[str]:
     """Files that stand under /dev/shm and are mapped according to the texts of /proc/PID/maps."""
     try:

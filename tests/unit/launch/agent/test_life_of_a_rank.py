@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -152,6 +153,28 @@ def test_a_killed_agent_takes_all_along(agents: Agents) -> None:
     assert reason["what"] == "a rank's agent ended unexpectedly: rank 0 on spark1"
     assert f"{child} (sleep 999)" in reason["seen"]
     assert agents.left() == []
+
+
+def test_shared_memory_is_seen_when_it_is_made(agents: Agents, tmp_path: Path) -> None:
+    """Not only at the next look: this agent looks at nothing else."""
+    with zipfile.ZipFile(agents.archive) as whole:
+        files = {name: whole.read(name) for name in whole.namelist()}
+    seldom = files["node_agent/agent.py"].replace(b"_TICK, _LOOK = 0.25, 1.0", b"_TICK, _LOOK = 0.25, 9e9")
+    assert seldom != files["node_agent/agent.py"]
+    with zipfile.ZipFile(agents.archive, "w") as whole:
+        for name, data in (files | {"node_agent/agent.py": seldom}).items():
+            whole.writestr(name, data)
+    go = tmp_path / "go"
+    waits = f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.01)\n"
+    agents.start(sys.executable, "-c", waits + FAMILY)
+    agents.wait("running")
+    time.sleep(1.0)
+    go.touch()
+    name = agents.lines(1)[0].split()[1]
+    end = time.monotonic() + 30
+    while f"/dev/shm/{name}" not in agents.wait("running")["shared_memory"]:
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 def test_what_cannot_start_is_said_and_leaves_nothing(agents: Agents) -> None:
