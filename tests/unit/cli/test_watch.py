@@ -100,10 +100,10 @@ def stopped(name: str) -> None:
 
 def test_once(glmspark: Glmspark) -> None:
     stopped("one")
-    done = glmspark("watch", "--once")
+    done = glmspark("watch", "--once", "--interval", "0.5")
     assert (done.code, len(done.out.splitlines())) == (0, 1)
     assert "one stopped" in done.out
-    done = glmspark("watch", "one", "--once", "--json")
+    done = glmspark("watch", "one", "--once", "--json", "--interval", "0.5")
     assert done.json["state"] == "stopped"
     assert done.json["nodes"][0]["memory"]["total"] > 0
 
@@ -134,13 +134,33 @@ def test_ctrl_c_on_a_terminal_leaves_it_as_it_was() -> None:
     assert b"Traceback" not in shown
 
 
-def test_json_lines(tmp_path: Path) -> None:
+def test_json_lines_until_ctrl_c(monkeypatch: pytest.MonkeyPatch, glmspark: Glmspark) -> None:
+    class Two:
+        """A monitor that Ctrl-C interrupts at the third look."""
+
+        def __init__(self, *_: object, every: float) -> None:
+            self.looks = 0
+
+        async def __aenter__(self) -> Two:
+            return self
+
+        async def __aexit__(self, *_: object) -> None:
+            return None
+
+        async def first(self, limit: float) -> None:
+            return None
+
+        def view(self) -> View:
+            self.looks += 1
+            if self.looks > 2:
+                raise KeyboardInterrupt
+            return view(time.monotonic())
+
     stopped("one")
-    with subprocess.Popen(
-        [COMMAND, "watch", "one", "--json", "--interval", "0.5"], stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        values = [json.loads(process.stdout.readline()) for _ in range(2)]
-        process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 0
-    assert values[1]["time"] > values[0]["time"]
+    monkeypatch.setattr("glmspark.launch.monitor.Monitor", Two)
+    done = glmspark("watch", "one", "--json", "--interval", "0.5")
+    assert done.code == 0
+    values = [json.loads(row) for row in done.out.splitlines()]
+    assert [one["name"] for one in values] == ["glm", "glm"]
+    assert values[0]["nodes"][0]["fabric"]["enp1s0f0np0"] == [1.2e9, 1.1e9]
+    assert values[0]["nodes"][1]["age"] >= 9
