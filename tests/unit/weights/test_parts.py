@@ -213,6 +213,28 @@ def test_what_is_there_of_a_part_is_taken_in_whole_chunks(tmp_path):
         assert target.read_bytes() == kept + b"".join(data[begin:end] for begin, end in spans)
         return int(said["received"])
 
+    def take_both_in_spite_of_a_kill() -> None:
+        """Killed when the first of two parts has come: that one does not come again."""
+        names = ("a.safetensors", "b.safetensors")
+        giver = Relay(pyz, twice, dict.fromkeys(names, size), key, None, rate=50_000_000)
+        listed = [
+            {"name": name, "size": size, "from": "giver", "part": {"header": "{}", "spans": [[0, 4 * CHUNK]]}}
+            for name in names
+        ]
+        taker = Relay(pyz, tmp_path / "killed", {}, key, None, listed=listed)
+        taker.upstream("giver", giver.address)
+        taker.until("have")
+        taker.kill()
+        taker.start()
+        taker.upstream("giver", giver.address)
+        said = taker.until("done", "failed")
+        for one in (taker, giver):
+            one.end()
+        assert said["received"] <= 4 * CHUNK
+        assert said["received"] + said["reused"] == 8 * CHUNK
+
+    twice = model(tmp_path / "twice", {"a.safetensors": size, "b.safetensors": size})
+    take_both_in_spite_of_a_kill()
     second = ((2 * CHUNK, 7 * CHUNK), (8 * CHUNK, size))
     assert take(source, "{}", (CHUNK // 2, 5 * CHUNK), (6 * CHUNK - 1, 7 * CHUNK)) == 7 * CHUNK
     # Chunks 1 to 4 and 6 lie in it whole, 5 does not; 8 and the end are new.

@@ -59,7 +59,9 @@ class Transfer:
         self.directory.mkdir(parents=True, exist_ok=True)
         self._lock = os.open(self.directory / ".glmspark-lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self._alone()
-        self.taking = Taking(self.spec, self.directory, read_manifest(self.directory, self.algorithm))
+        self.taking = Taking(
+            self.spec, self.directory, read_manifest(self.directory, self.algorithm), self._write_manifest
+        )
         for entry in self.entries.values():
             self._know(entry)
         server = None
@@ -206,7 +208,7 @@ class Transfer:
                     files[name] = {**file.record, "mtime_ns": file.path.stat().st_mtime_ns}
                 elif file.part is not None:
                     continue  # nothing of it is kept here, or it is there as it was
-                else:
+                elif file.complete:
                     files.pop(name, None)
                     if all(one is not None for one in file.digests):  # a source reads nothing for that
                         files[name] = {

@@ -6,6 +6,7 @@ import contextlib
 import glob
 import os
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,13 @@ from .store import File, TransferError
 
 
 class Taking:
-    """Brings files of one model to their place. known: the hashes kept there by an earlier transfer."""
+    """Brings files of one model to their place. known: the hashes kept there by an earlier transfer. keep: to
+    be called when a part has come: only its hashes tell what it is a part of."""
 
-    def __init__(self, spec: dict[str, Any], directory: Path, known: Record) -> None:
-        self.spec, self.directory, self.known = spec, directory, known
+    def __init__(
+        self, spec: dict[str, Any], directory: Path, known: Record, keep: Callable[[], None]
+    ) -> None:
+        self.spec, self.directory, self.known, self._keep_hashes = spec, directory, known, keep
         self.upstreams: dict[str, str] = {}
         self.peers: list[Peer] = []
         self._own = threading.local()
@@ -97,6 +101,7 @@ class Taking:
             digests = cut(file.handle, aside, file.part, file.algorithm) if file.part.spans else []
             record = {"size": file.part.size, "digests": b"".join(digests).hex(), "of": of}
             file.settle(aside, record)
+            self._keep_hashes()
         say("have", name=file.name)
 
     def _source(self, entry: dict[str, Any]) -> Peer | Hub | Text:
