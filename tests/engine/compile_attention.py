@@ -39,9 +39,15 @@ def shared_bytes(
             continue
         signature[name] = pointers.get(name, "fp32" if name == "scale_log2" else "i32")
         # The runtime's own guess for pointers and strides: multiples of 16. A scale's place is not.
-        if name not in ("scale_log2", "rank", "count", "requests") and not name.startswith(
-            ("scales_", "lse_", "part_lses_")
-        ):
+        if name not in (
+            "scale_log2",
+            "heads",
+            "rank",
+            "world",
+            "interleave",
+            "count",
+            "requests",
+        ) and not name.startswith(("scales_", "lse_", "part_lses_")):
             attributes[(place,)] = [["tt.divisibility", 16]]
     source = ASTSource(
         fn=kernel,
@@ -63,8 +69,8 @@ def case_bytes(capability: int, case: str) -> int:
     pointers = ATTEND | {"query": "*bf16", "latent": LATENT[kind], "rope": ROPE[kind], "scales": SCALES[kind]}
     rope_at, scales_at = AT[kind]
     constants = {
-        "HEADS": 16, "ROPE": rope, "ROPE_AT": rope_at, "SCALES_AT": scales_at, "FORMAT": kind,
-        "SPARSE": bool(sparse), "PAGE": 64, "CAUSAL": True, "WORLD": 4, "INTERLEAVE": 1,
+        "ROPE": rope, "ROPE_AT": rope_at, "SCALES_AT": scales_at, "FORMAT": kind,
+        "SPARSE": bool(sparse), "PAGE": 64, "CAUSAL": True,
         "BLOCK_M": pairs, "BLOCK_N": keys,
     }  # fmt: skip
     options = {"num_warps": warps, "num_stages": stages}

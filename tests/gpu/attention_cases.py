@@ -15,6 +15,13 @@ from glmspark.engine.attention.layout import LATENT, Cache, Format, cache_of, pa
 PAGE = 64
 TOP_K = 2048
 DEVICE = torch.device("cuda")
+KINDS = [
+    *((False, kind, rope) for kind, rope in [
+        (Format.PLAIN, 64), (Format.PLAIN, 0), (Format.FP8, 64), (Format.PACKED, 64)]),
+    *((True, kind, rope) for kind, rope in [
+        (Format.PLAIN, 64), (Format.PLAIN, 0), (Format.FP8, 64), (Format.PACKED, 64), (Format.PACKED, 0)]),
+]  # fmt: skip
+"""(sparse, format, rotary values) of what is tested."""
 
 
 def scale_of(rope: int) -> float:
@@ -89,7 +96,7 @@ class Errors:
 def dense_accuracy() -> Errors:
     """Contexts from 1 to 1M, ragged batches, 1-8 rows, 8-64 heads, 1-8 ranks, each format."""
     errors = Errors()
-    for kind, rope in [(Format.PLAIN, 64), (Format.PLAIN, 0), (Format.FP8, 64), (Format.PACKED, 64)]:
+    for kind, rope in [(kind, rope) for is_sparse, kind, rope in KINDS if not is_sparse]:
         for longest, rows, heads, world in [
             (1, 1, 8, 1), (2, 4, 16, 2), (63, 1, 64, 1), (65, 8, 16, 8), (130, 3, 32, 4), (1000, 2, 20, 1),
             (4097, 8, 64, 2), (8192, 1, 16, 4), (65_537, 4, 16, 1), (65_537, 2, 64, 8),
@@ -129,8 +136,7 @@ def dense_case(
 def sparse_accuracy() -> Errors:
     """Lists with gaps, short and empty ones, 8-64 heads, each format; sparse over all against dense."""
     errors = Errors()
-    kinds = [(Format.PLAIN, 64), (Format.PLAIN, 0), (Format.FP8, 64), (Format.PACKED, 64), (Format.PACKED, 0)]
-    for kind, rope in kinds:
+    for kind, rope in [(kind, rope) for is_sparse, kind, rope in KINDS if is_sparse]:
         for rows, heads, width, tokens in [
             (1, 8, 16, 64), (3, 16, 100, 1000), (8, 32, 2048, 70_000), (17, 64, 2048, 9000),
             (2, 20, 2048, 1_048_576),

@@ -197,28 +197,34 @@ def best(attend: Callable[..., decode.Result], ways: list[tuple[Shape, int | Non
     return "; ".join([f"best: {fastest}", *wrong])
 
 
-def compile_beforehand(number: int, of: int) -> None:
-    """Compile a part of the shapes, on small inputs of the same kinds."""
-    dense_kinds = [
-        (Format.PLAIN, 16), (Format.PLAIN, 64), (Format.PLAIN, 8), (Format.FP8, 16), (Format.FP8, 64),
-    ]  # fmt: skip
-    wanted = [(True, Format.PACKED, shape, heads) for shape in SPARSE_SHAPES for heads in (16, 64)]
-    wanted += [
-        (False, kind, shape, heads) for kind, heads in dense_kinds for shape in [*DENSE_SHAPES, GB10[kind]]
+def compile_beforehand(number: int, of: int, tune: bool) -> None:
+    """Compile a part of the kernels, on small inputs of the same kinds."""
+    shared = decode.device_limits(DEVICE)[1]
+    wanted = [
+        (is_sparse, kind, rope, shape_for(kind, pairs, shared))
+        for is_sparse, kind, rope in cases.KINDS
+        for pairs in (16, 32, 64)
     ]
+    if tune:
+        wanted += [(True, Format.PACKED, 64, shape) for shape in SPARSE_SHAPES]
+        wanted += [
+            (False, kind, 64, shape)
+            for kind in (Format.PLAIN, Format.FP8)
+            for shape in [*DENSE_SHAPES, GB10[kind]]
+        ]
     length = torch.tensor([TOP_K], dtype=torch.int32, device=DEVICE)
     slots = torch.arange(TOP_K, dtype=torch.int32, device=DEVICE)[None]
     starts = torch.tensor([0, 1], dtype=torch.int32, device=DEVICE)
-    for is_sparse, kind, shape, heads in wanted[number::of]:
-        (held,) = cases.make_cache(kind, 64, 4096)
-        query = cases.queries(1, heads, 64)
+    for is_sparse, kind, rope, shape in list(dict.fromkeys(wanted))[number::of]:
+        (held,) = cases.make_cache(kind, rope, 4096)
+        query = cases.queries(1, 16, rope)
         asked = decode.Requests(cases.pages_of(1, 4096), starts, length, 1, TOP_K)
         try:
             if is_sparse:
                 for splits in (1, 2):
-                    decode.sparse(query, held, slots, length, scale_of(64), shape=shape, splits=splits)
+                    decode.sparse(query, held, slots, length, scale_of(rope), shape=shape, splits=splits)
             else:
-                decode.dense(query, held, asked, scale_of(64), shape=shape)
+                decode.dense(query, held, asked, scale_of(rope), shape=shape)
         except Exception as error:  # noqa: BLE001 - it will say so again, where it is timed
             print(f"{kind.name} {name_of(shape)}: {error!r}"[:300], flush=True)
     torch.cuda.synchronize()
@@ -258,7 +264,7 @@ def main() -> int:
     args = parser.parse_args()
     if args.compile:
         number, of = map(int, args.compile.split("/"))
-        compile_beforehand(number, of)
+        compile_beforehand(number, of, args.tune)
         return 0
     if args.section:
         return run_section(args.section, args.tune)
@@ -268,28 +274,28 @@ def main() -> int:
     }  # fmt: skip
     me = [sys.executable, __file__, *(["--tune"] if args.tune else [])]
     names = args.sections or list(SECTIONS)
-    helpers = max(1, min(12, (os.cpu_count() or 4) - 3)) if args.tune else 0
+    helpers = max(1, min(12, (os.cpu_count() or 4) - 2))
     compiling = [
         subprocess.Popen([*me, "--compile", f"{number}/{helpers}"], env=environment)
         for number in range(helpers)
     ]
+    for process in compiling:
+        process.wait()
     rows, wrong = [], 0
     for name in names:
-        if name != "accuracy":  # which is not timed
-            for process in compiling:
-                process.wait()
-        done = subprocess.run(
+        process = subprocess.Popen(
             [*me, "--section", name],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            check=False,
         )
-        wrong |= done.returncode != 0
-        rows += [line.removeprefix("ROW ") for line in done.stdout.splitlines() if line.startswith("ROW ")]
-        if "Traceback" in done.stdout or done.returncode:
-            print(done.stdout[-4000:], flush=True)
+        assert process.stdout is not None
+        for line in process.stdout:  # told at once, for where time runs out; and again in the table
+            print(line, end="", flush=True)
+            if line.startswith("ROW "):
+                rows.append(line.removeprefix("ROW ").rstrip())
+        wrong |= process.wait() != 0
     print(f"\n{torch.cuda.get_device_name()}, torch {torch.__version__}")
     print("\n".join(rows))
     return int(wrong)

@@ -17,7 +17,17 @@ FP8 = tl.constexpr(1)
 PACKED = tl.constexpr(2)
 
 # Numbers that differ from call to call; a kernel compiled anew for each would gain nothing.
-VARIES = ["rank", "places_row", "out_split", "lse_row", "lse_head", "lse_split"]
+VARIES = [
+    "heads",
+    "rank",
+    "world",
+    "interleave",
+    "places_row",
+    "out_split",
+    "lse_row",
+    "lse_head",
+    "lse_split",
+]
 PARTS_VARY = [
     "count",
     "parts_part",
@@ -41,7 +51,10 @@ def attend(
     out,
     lse,
     scale_log2,
+    heads,
     rank,
+    world,
+    interleave,
     query_row,
     query_head,
     latent_page,
@@ -57,7 +70,6 @@ def attend(
     lse_row,
     lse_head,
     lse_split,
-    HEADS: tl.constexpr,
     ROPE: tl.constexpr,
     ROPE_AT: tl.constexpr,
     SCALES_AT: tl.constexpr,
@@ -65,8 +77,6 @@ def attend(
     SPARSE: tl.constexpr,
     PAGE: tl.constexpr,
     CAUSAL: tl.constexpr,
-    WORLD: tl.constexpr,
-    INTERLEAVE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
@@ -85,22 +95,22 @@ def attend(
         first = tl.load(starts + group).to(tl.int64)
         rows = (tl.load(starts + group + 1) - first).to(tl.int32)
     pair = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    if tl.program_id(0) * BLOCK_M >= rows * HEADS:
+    if tl.program_id(0) * BLOCK_M >= rows * heads:
         return
-    head = pair % HEADS
-    real = pair // HEADS < rows
-    row = first + pair // HEADS
+    head = pair % heads
+    real = pair // heads < rows
+    row = first + pair // heads
     if SPARSE:
         length = tl.load(lengths + row, mask=real, other=0)
     else:
         # A row's bound in the whole sequence, and how much of that lies here (shares.row_lengths).
         bound = tl.load(lengths + group) + tl.zeros([BLOCK_M], tl.int32)
         if CAUSAL:
-            bound -= rows - 1 - pair // HEADS
+            bound -= rows - 1 - pair // heads
         bound = tl.where(real, tl.maximum(bound, 0), 0)
-        length = bound // (INTERLEAVE * WORLD) * INTERLEAVE
-        rest = bound - length * WORLD - rank * INTERLEAVE
-        length += tl.minimum(tl.maximum(rest, 0), INTERLEAVE)
+        length = bound // (interleave * world) * interleave
+        rest = bound - length * world - rank * interleave
+        length += tl.minimum(tl.maximum(rest, 0), interleave)
     most = tl.max(length, 0)
     each = tl.cdiv(tl.cdiv(most, tl.num_programs(1)), BLOCK_N) * BLOCK_N
     begin = split * each
