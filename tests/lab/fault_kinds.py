@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from glmspark.lab import commands
+from glmspark.lab import cgroups, commands
 from glmspark.lab.guards import OVERLAY
 from tests.lab.fault_site import NODES, Site
 from tests.lab.launches import parted
@@ -61,7 +61,7 @@ def _freeze(site: Site, node: str) -> Callable[[], None]:
     def undo() -> None:
         (group / "cgroup.freeze").write_text("0")
         assert site.until(lambda: not (group / "cgroup.procs").read_text(), 60) is not None
-        group.rmdir()
+        assert cgroups.remove(group.name) == []  # the kernel lets go of it some time after its process
 
     return undo
 

@@ -29,7 +29,6 @@ class Site:
         self._lock = threading.Lock()
         self.answers: dict[str, int] = {}
         self.ssh_longest = 0.0
-        self._cut: set[str] = set()
 
     # -- what there is --------------------------------------------------------------------------------------
 
@@ -136,13 +135,15 @@ class Site:
 
     def _login(self, node: str, over: threading.Event) -> None:
         while not over.wait(1.5):
-            if node in self._cut:
-                continue
-            began = time.monotonic()
-            with suppress(Exception):
-                self.sparks.ssh(node, "true")
-            with self._lock:
-                self.ssh_longest = max(self.ssh_longest, time.monotonic() - began)
+            self.login(node)
+
+    def login(self, node: str) -> None:
+        """Log in anew. A session may be killed, as a fault is; then the next one must not."""
+        began = time.monotonic()
+        there = any(self.sparks.ssh(node, "true", ok=False).returncode == 0 for _ in range(2))
+        with self._lock:
+            took = time.monotonic() - began if there else 1000.0
+            self.ssh_longest = max(self.ssh_longest, took)
 
     def fresh(self) -> None:
         """Count anew."""

@@ -16,7 +16,8 @@ PROVEN = 240.0
 
 @dataclass
 class Outcome:
-    """One fault and what became of it. Seconds from the fault on. ssh: the longest that a login took."""
+    """One fault and what became of it. Seconds from the fault on. ssh: the longest that a login took,
+    1000 where there was none."""
 
     number: int
     seed: int
@@ -65,6 +66,7 @@ def make_fault(site: Site, kind: Kind, node: str, *, number: int, seed: int) -> 
     if found.end == "proven" and len(site.state("spark1")["restarts"]) != wanted:
         found.left.append(f"{len(site.state('spark1')['restarts']) - wanted} restarts too many")
     found.left += site.strangers()
+    site.login(node)
     found.ssh = round(site.ssh_longest, 1)
     found.refused, found.wrong = site.answers.get("refused", 0), site.answers.get("wrong", 0)
     return found
