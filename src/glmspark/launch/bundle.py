@@ -173,7 +173,7 @@ def collect_machine(bundle: Bundle) -> None:
     guard = state_dir() / "guard"
     bundle.file(guard / "state.json", "guard/state.json")
     bundle.tree(guard / "ring", "guard/ring", newest=20)
-    if (guard / "peers").is_dir():
+    with contextlib.suppress(OSError):
         for node in sorted((guard / "peers").iterdir()):
             bundle.tree(node, f"guard/peers/{node.name}", newest=20)
 

@@ -44,6 +44,14 @@ def collect(value, found):
         collect(one, found)
 
 
+def entries_of(path):
+    """What is in a directory, by name; nothing where it is not there or may not be read."""
+    try:
+        return sorted(path.iterdir(), key=lambda entry: entry.name)
+    except OSError:
+        return []
+
+
 class Files:
     """What was gathered, within bounds."""
 
@@ -75,10 +83,7 @@ class Files:
 
     def tree(self, path, name, newest=None):
         """The files below a directory; links are not followed."""
-        try:
-            entries = sorted(path.iterdir(), key=lambda entry: entry.name)
-        except OSError:
-            return
+        entries = entries_of(path)
         for entry in entries[-newest:] if newest else entries:
             if entry.is_symlink():
                 continue
@@ -98,12 +103,11 @@ def main(name, most, total):
     for tree, newest in TREES:
         files.tree(home / tree, tree, newest)
     for guard in (own / "guard", Path("/var/lib/glmspark/guard")):
-        if (guard / "state.json").exists():
+        if os.access(guard / "state.json", os.R_OK):
             files.file(guard / "state.json", "guard/state.json")
             files.tree(guard / "ring", "guard/ring", RING)
-            if (guard / "peers").is_dir():
-                for node in sorted((guard / "peers").iterdir()):
-                    files.tree(node, f"guard/peers/{node.name}", RING)
+            for node in entries_of(guard / "peers"):
+                files.tree(node, f"guard/peers/{node.name}", RING)
             break
     json.dump({"files": files.files, "notes": files.notes}, sys.stdout)
 
