@@ -74,7 +74,7 @@ class CarriesAuxStates(EagleModelMixin):
         self, hidden_states: torch.Tensor, residual: torch.Tensor | None, positions: torch.Tensor
     ) -> torch.Tensor:
         """A layer's input, [tokens, hidden size], the same on every rank."""
-        upstream = getattr(super(), "whole_state", _whole)
+        upstream = getattr(super(), "whole_state", whole)
         state: torch.Tensor = upstream(hidden_states, residual, positions)
         return state
 
@@ -128,7 +128,7 @@ class SumsAuxStates:
         if residual is None:
             return hidden_states.clone()  # it becomes the residual, which the norms write in place
         # Some communicators work in place, and the layer still needs its own part.
-        return _whole(tensor_model_parallel_all_reduce(hidden_states.clone()), residual, positions)
+        return whole(tensor_model_parallel_all_reduce(hidden_states.clone()), residual, positions)
 
     def _watch(self, wanted: tuple[int, ...]) -> None:
         for hook in self.__dict__.pop("_sum_hooks", []):
@@ -169,7 +169,7 @@ class SumsAuxStates:
         return output[0], list(self._sums)
 
 
-def _whole(
+def whole(
     hidden_states: torch.Tensor, residual: torch.Tensor | None, positions: torch.Tensor
 ) -> torch.Tensor:
     """A layer's input as the next stage would see it, of all tokens where each rank holds a part of them."""

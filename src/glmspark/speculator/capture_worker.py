@@ -20,14 +20,14 @@ class CapturesStates:
 
         Raises ValueError for a layer that this rank does not have: captures run without pipeline stages.
         """
-        from glmspark.engine.aux_states import _whole
+        from glmspark.engine.aux_states import whole
 
         model = self.model_runner.get_model()  # type: ignore[attr-defined]
         decoder = model.model
         known = len(decoder.layers)
         if bad := [layer for layer in layers if not 0 < layer < known]:
             raise ValueError(f"the target has {known} layers: the state after layer {bad[0]} is not captured")
-        whole = getattr(decoder, "whole_state", _whole)
+        state_of = getattr(decoder, "whole_state", whole)
         self._glmspark_steps: list[dict[str, Any]] = []
         step: dict[str, Any] = {}
 
@@ -38,7 +38,7 @@ class CapturesStates:
 
         def state(_layer: Any, args: tuple[Any, ...]) -> None:
             positions, hidden_states, residual = args[:3]
-            step["states"].append(whole(hidden_states, residual, positions).to("cpu", copy=True))
+            step["states"].append(state_of(hidden_states, residual, positions).to("cpu", copy=True))
 
         def end(_module: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any], output: Any) -> None:
             last = output[0] if isinstance(output, tuple) else output
