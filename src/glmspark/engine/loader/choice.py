@@ -19,7 +19,7 @@ PLAINLY = 1.5
 """Times as fast as the other, in every stretch of two each, needs no more measuring."""
 BUFFERED_MUST_BE = 1.05
 """Times as fast as O_DIRECT, to be chosen: it takes a core's time and another copy."""
-CHANGED_FOR = 1.15
+CHANGED_FOR = 1.25
 """Times as fast as the way in use, for a change later on: less is the disk's own coming and going."""
 RECENT = 6
 """Stretches of each way that count: a disk's rate changes with what else it does."""

@@ -122,7 +122,7 @@ def _how(reader: Reader) -> str:
         direct, buffered = (choice.rate(mode) / 1e9 for mode in (Mode.DIRECT, Mode.BUFFERED))
         text += f"; {choice.probe_seconds:.2f} s decided; {direct:.2f} GB/s O_DIRECT, {buffered:.2f} buffered"
         if choice.changes:
-            text += f"; changed {choice.changes} times"
+            text += f"; way changed {choice.changes}x since"
     return text
 
 
