@@ -1,6 +1,7 @@
 """An engine in one process, for tests that want to see it fail: continues one prompt and prints two lines.
 
-First the prompt's token ids, then the continuation's. `python -m tests.engine.engine_in_one_process DIR`.
+First the prompt's token ids, then the continuation's; before them the bytes that the model and its KV cache
+hold, as JSON. `python -m tests.engine.engine_in_one_process DIR`.
 """
 
 from __future__ import annotations
@@ -8,9 +9,17 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from collections.abc import Iterable
 from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from vllm import LLM
 
 PROMPT = list(range(10, 60))
+COPIES = ("W_UK_T", "W_UV")
 
 
 def main() -> None:
@@ -34,6 +43,7 @@ def main() -> None:
     registry.apply = partial(registry.apply, patches=left)
     from vllm import LLM, SamplingParams
 
+    loaded = watch_loading()
     engine = LLM(
         args.checkpoint,
         dtype="float32",
@@ -47,8 +57,39 @@ def main() -> None:
     )
     sampling = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
     (output,) = engine.generate([{"prompt_token_ids": PROMPT}], sampling, use_tqdm=False)
+    print(json.dumps(held(engine, loaded)))
     print(*PROMPT)
     print(*output.outputs[0].token_ids)
+
+
+def size(tensors: Iterable[torch.Tensor]) -> int:
+    """Bytes of tensors, of those that share storage once."""
+    storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in tensors}
+    return sum(storages.values())
+
+
+def watch_loading() -> list[int]:
+    """Where the bytes of the parameters will be, as loaded: the CPU's kernels then hide them in forms of
+    their own."""
+    from vllm.model_executor.model_loader import base_loader
+
+    upstream, found = base_loader.process_weights_after_loading, list[int]()
+
+    def watched(model: torch.nn.Module, *rest: object) -> None:
+        found.append(size(model.parameters()))
+        upstream(model, *rest)
+
+    base_loader.process_weights_after_loading = watched
+    return found
+
+
+def held(engine: LLM, loaded: list[int]) -> dict[str, int]:
+    """Bytes that the model and its KV cache hold. MLA's own copy of its up-projection comes to what was
+    loaded."""
+    runner = engine.llm_engine.model_executor.driver_worker.worker.model_runner
+    found = (getattr(module, name, None) for module in runner.get_model().modules() for name in COPIES)
+    copies = [one for one in found if isinstance(one, torch.Tensor)]
+    return {"weights": loaded[0] + size(copies), "kv": size(runner.kv_caches)}
 
 
 if __name__ == "__main__":
