@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import getpass
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +19,28 @@ from tests.engine.ranks import Layout, Ranks, left_behind
 from tests.engine.reference import Reference
 
 LAYOUTS = (Layout(1, 1), Layout(2, 1), Layout(1, 2))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where every process of these tests keeps temporary files; it goes with what they left in /dev/shm.
+
+    An engine on one machine meets at a file `vllm_dist_...` in its TMPDIR, names its shared memory after it,
+    and removes neither. The path is short: sockets lie in it, whose paths hold 107 bytes at most.
+    """
+    tmp_path_factory.getbasetemp()  # pytest's own directory stays where it is
+    before = os.environ.get("TMPDIR")
+    kept = Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}"
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(kept))  # what was compiled is good for the next run
+    with tempfile.TemporaryDirectory(prefix="gs-", ignore_cleanup_errors=True) as directory:
+        os.environ["TMPDIR"] = directory
+        yield Path(directory)
+        for meeting in Path(directory).glob("vllm_dist_*"):
+            for left in Path("/dev/shm").glob(f"{meeting.name}*"):
+                left.unlink(missing_ok=True)
+    os.environ.pop("TMPDIR")
+    if before is not None:
+        os.environ["TMPDIR"] = before
 
 
 @pytest.fixture(scope="session")
