@@ -147,11 +147,21 @@ def _label(dtype: str) -> str:
 
 
 def outline_published(name: str, known: Published) -> Outline:
-    """The outline of a checkpoint known by name only."""
-    architecture = known_architecture(known.config, name)
-    weights = _published_weights(architecture.specs, known)
-    has_mtp = known.mtp and bool(architecture.mtp_layers)
-    return Outline(name, architecture, weights, has_mtp, known.indexer, exact=False)
+    """The outline of a checkpoint known by name only.
+
+    It is made once in a process: that takes a tenth of a second, and whoever compares layouts asks often.
+    """
+    made = _made.get(name)
+    if made is None or made[0] is not known:
+        architecture = known_architecture(known.config, name)
+        weights = _published_weights(architecture.specs, known)
+        has_mtp = known.mtp and bool(architecture.mtp_layers)
+        outline = Outline(name, architecture, weights, has_mtp, known.indexer, exact=False)
+        made = _made[name] = (known, outline)
+    return made[1]
+
+
+_made: dict[str, tuple[Published, Outline]] = {}
 
 
 def _published_weights(specs: Iterable[TensorSpec], known: Published) -> tuple[Weights, ...]:
