@@ -252,7 +252,7 @@ def _site(recipe: Recipe, cluster: Path | None, nodes: int | None, link: str | N
         with waiting(f"asking {', '.join(node.name for node in loaded.nodes)}"):
             site = cluster_site(loaded, recipe)
     elif recipe.needs.platform != "cuda":
-        from glmspark.launch.plan_site import local_site
+        from glmspark.launch.plan_here import local_site
 
         site = local_site(recipe.layout.world)
     else:

@@ -10,19 +10,16 @@ from glmspark.config.recipe import Recipe
 from glmspark.nodes.doctor import addresses
 from glmspark.nodes.facts import Fact
 from glmspark.nodes.facts.account import BOARD
-from glmspark.nodes.facts.host import HOSTNAME
-from glmspark.nodes.facts.memory import MEMORY
 from glmspark.nodes.facts.memory_detail import MEMORY_DETAIL
 from glmspark.nodes.facts.network import LINKS
 from glmspark.nodes.facts.nvidia import GPUS
 from glmspark.nodes.fleet import Fleet
 from glmspark.nodes.survey import Facts, survey
-from glmspark.nodes.transport import Local, NodeError, gather
+from glmspark.nodes.transport import NodeError
 from glmspark.plan.errors import PlanError
 from glmspark.plan.site import Seat, Site, recipe_link
-from glmspark.plan.speed.links import Link
 
-__all__ = ["cluster_site", "local_site"]
+__all__ = ["cluster_site"]
 
 
 def cluster_site(cluster: Cluster, recipe: Recipe) -> Site:
@@ -74,10 +71,3 @@ def _speed(facts: Facts, interfaces: list[str]) -> float | None:
     known = facts.get(LINKS) or ()
     rates = [one.speed for one in known if one.name in interfaces and one.speed]
     return max(rates) / 1000 if rates else None
-
-
-def local_site(ranks: int) -> Site:
-    """This machine, for as many ranks on its CPU."""
-    memory, name = gather(Local(), MEMORY), gather(Local(), HOSTNAME)
-    seat = Seat(name, memory.total, memory.available, name)
-    return Site((seat,) * ranks, Link("none"), "cpu", measured=True)
