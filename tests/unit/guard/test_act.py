@@ -63,7 +63,7 @@ def done_by(config: Config, *work: tuple[Action, Deployed | None], python: str =
     hands = Hands(config, lambda action, text: said.append(f"{action.kind}: {text}"), python=python)
     for action, one in work:
         hands.take(action, one)
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while time.monotonic() < end and len(said) < len(work):
         time.sleep(0.01)
     return said

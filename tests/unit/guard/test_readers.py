@@ -59,7 +59,7 @@ def test_the_query_runs_on_and_is_begun_again(tmp_path: Path) -> None:
     absent = GpuReader([str(tmp_path / "nvidia-smi")])
     for reader in (goes_on, ends, absent):
         assert reader.read(0.0) == []
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while time.monotonic() < end and not (goes_on.read(1.0) and ends.read(1.0) and ends.problem):
         time.sleep(0.02)
     assert [gpu.power_w for gpu in goes_on.read(1.0)] == [5.5]

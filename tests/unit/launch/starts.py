@@ -87,7 +87,7 @@ def observe(deployment: Deployment, verdicts: list[Verdict]) -> None:
     """Watch without a word."""
 
 
-def wait_state(where: Home, *states: State, seconds: float = 15.0) -> Deployment:
+def wait_state(where: Home, *states: State, seconds: float = 60.0) -> Deployment:
     """Wait until the record says one of the states."""
     end = time.monotonic() + seconds
     while True:
@@ -98,7 +98,7 @@ def wait_state(where: Home, *states: State, seconds: float = 15.0) -> Deployment
         time.sleep(0.05)
 
 
-def wait_free(where: Home, seconds: float = 15.0) -> None:
+def wait_free(where: Home, seconds: float = 60.0) -> None:
     """Wait until nobody answers for the deployment any more."""
     lock = locks.take(where.lock_file, wait=seconds)
     assert lock is not None, "the lock is still held"
@@ -141,7 +141,7 @@ def halt(pid: int) -> Identity:
     """Stop a process with SIGSTOP and wait until it stands: the signal takes a moment."""
     found = identity(pid)
     processes.send(found, signal.SIGSTOP)
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while (stat := processes.read_stat(pid)) is None or stat.state != "T":
         assert time.monotonic() < end
         time.sleep(0.01)

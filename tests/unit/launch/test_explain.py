@@ -109,7 +109,7 @@ def test_a_huge_log_is_read_at_both_ends(tmp_path: Path) -> None:
     case.file(path)
     assert set(names(case)) == {"disk-full", "gpu-refused-memory"}
     assert "in its middle" in case.notes[0]
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 60
 
 
 def test_a_long_stream_is_read_at_both_ends_in_bounded_memory() -> None:

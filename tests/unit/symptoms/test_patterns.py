@@ -80,4 +80,4 @@ def test_no_line_is_slow(data: st.DataObject) -> None:
     line = pattern.literal + "".join(data.draw(st.lists(st.sampled_from(pieces), max_size=20))) * 400
     begin = time.process_time()
     pattern.search(line)
-    assert time.process_time() - begin < 0.05
+    assert time.process_time() - begin < 0.5
