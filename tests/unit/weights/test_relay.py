@@ -175,6 +175,30 @@ def test_its_end_comes_with_its_input(pyz, tmp_path):
     assert giver.end() == 0
 
 
+def test_it_ends_when_whoever_started_it_is_gone_altogether(pyz, tmp_path):
+    """Nobody reads any more, and the node that it takes from has not come: it waits for neither."""
+    spec = {
+        "directory": str(tmp_path / "b"),
+        "algorithm": "blake3",
+        "files": [{"name": name, "size": 5, "from": "a"} for name in ("x.json", "config.json")],
+        "listen": [],
+        "key": new_key(True),
+    }
+    pipe = subprocess.PIPE
+    taker = subprocess.Popen([sys.executable, str(pyz), "run"], stdin=pipe, stdout=pipe, stderr=pipe)
+    assert taker.stdin is not None
+    assert taker.stdout is not None
+    taker.stdin.write(json.dumps(spec).encode() + b"\n")
+    taker.stdin.flush()
+    assert b"listening" in taker.stdout.readline()
+    taker.stdout.close()
+    taker.stdin.close()
+    try:
+        assert taker.wait(10) == 0
+    finally:
+        taker.kill()
+
+
 def test_two_transfers_do_not_write_into_one_directory(pyz, tmp_path):
     source = model(tmp_path / "a", {"x.json": 5})
     first = Relay(pyz, source, {"x.json": 5}, new_key(True), None)

@@ -273,6 +273,6 @@ def main(words: list[str]) -> int:
     except OSError as error:
         say("failed", error=f"{error.filename or ''}: {error.strerror}", step="spread the weights", next="")
         return 1
-    # Not by way of Python's own end, which waits for threads that wait for other nodes.
-    sys.stdout.flush()
+    # Not by way of Python's own end, which waits for threads that wait for other nodes. Each line was written
+    # out at once; whoever read them may be gone.
     os._exit(int(transfer.failed))
