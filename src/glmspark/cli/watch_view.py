@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from glmspark.launch.monitor import EngineView, Gpu, Memory, NodeView, View
+    from glmspark.launch.monitor_view import EngineView, Gpu, Memory, NodeView, View
 
 __all__ = ["line", "render"]
 

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -22,6 +22,7 @@ from glmspark.launch.cluster_ops import Place, record_of
 from glmspark.launch.cluster_prove import forwarded
 from glmspark.launch.cluster_status import overall
 from glmspark.launch.metrics import Sample, acceptance, parse_metrics, tokens_per_second
+from glmspark.launch.monitor_view import EngineView, Gpu, Memory, NodeView, View
 from glmspark.launch.record import Deployment, Home
 from glmspark.launch.status import LOST
 from glmspark.nodes.facts.memory_detail import MEMORY_DETAIL
@@ -35,99 +36,9 @@ from glmspark.nodes.transport import NodeError
 __all__ = ["EngineView", "Gpu", "Memory", "Monitor", "NodeView", "View"]
 
 _ASK = 10.0  # seconds after which a node's silence is told
+_ENOUGH = 10  # looks after which one at once is told without rates
 _AGENT_EVERY = 5.0  # seconds: an answer of the agent's costs a Python's start on the node
 _RUNNING = ("ready", "serving", "following")
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Bytes by class. weights and kv: as planned, once the rank has loaded; other: all the rest in use."""
-
-    total: int
-    free: int
-    cache: int
-    weights: int = 0
-    kv: int = 0
-
-    @property
-    def other(self) -> int:
-        """What else is in use."""
-        return max(0, self.total - self.free - self.cache - self.weights - self.kv)
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """A GPU's reading: percent, watts, MHz, °C; None where it is not told."""
-
-    util: float | None
-    power: float | None
-    clock: float | None
-    temperature: float | None
-
-
-@dataclass(frozen=True)
-class NodeView:
-    """A node as last seen. at: monotonic seconds, None before it first answered. error: why it does not
-    answer now. fabric: bytes a second by link, received and sent; None before two readings."""
-
-    name: str
-    at: float | None = None
-    error: str | None = None
-    rank: int | None = None
-    phase: str = ""
-    memory: Memory | None = None
-    gpus: tuple[Gpu, ...] = ()
-    fabric: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    guard: str | None = None
-    alerts: tuple[str, ...] = ()
-    actions: tuple[str, ...] = ()
-    restarts: int = 0
-    halted: tuple[int, ...] = ()
-
-    def to_json(self, now: float) -> dict[str, Any]:
-        """As JSON data, with its age instead of a time."""
-        value = asdict(self)
-        value["age"] = None if self.at is None else round(now - self.at, 1)
-        del value["at"]
-        if self.memory is not None:
-            value["memory"]["other"] = self.memory.other
-        return value
-
-
-@dataclass(frozen=True)
-class EngineView:
-    """What the API's metrics say. tokens: generated a second; prompt: read a second; accepted: tokens a
-    verify step gives and share of drafts accepted, None where nothing is drafted."""
-
-    running: float | None = None
-    waiting: float | None = None
-    tokens: float | None = None
-    prompt: float | None = None
-    kv_usage: float | None = None
-    accepted: tuple[float, float] | None = None
-    finished: float | None = None
-    preemptions: float | None = None
-    error: str | None = None
-
-
-@dataclass(frozen=True)
-class View:
-    """Everything at one moment. time: Unix seconds; state: as `glmspark status` says it."""
-
-    time: float
-    name: str
-    state: str
-    model: str
-    endpoint: str
-    reason: str | None
-    engine: EngineView
-    nodes: tuple[NodeView, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """As JSON data."""
-        value = asdict(self)
-        value["nodes"] = [one.to_json(time.monotonic()) for one in self.nodes]
-        return value
 
 
 class Monitor:
@@ -210,7 +121,7 @@ class Monitor:
                         async with asyncio.timeout(_ASK):
                             await self._look(name, fleet.nodes[name], agents)
                         looks += 1
-                        if looks > 1:
+                        if looks > 1 and (self._rated(name) or looks >= _ENOUGH):
                             self._seen[name].set()
                         await asyncio.sleep(max(0.0, begin + self._every - time.monotonic()))
             except TimeoutError:
@@ -281,6 +192,10 @@ class Monitor:
         memories = [one.get("memory") or {} for one in rows]
         weights = sum(one.get("weights", 0) + one.get("drafter", 0) for one in memories)
         return {"weights": weights, "kv": sum(one.get("kv_cache", 0) for one in memories)}
+
+    def _rated(self, name: str) -> bool:
+        """Whether the node's links have rates, which takes two states of its guard; or will have none."""
+        return self._nodes[name].guard is None or bool(self._nodes[name].fabric)
 
     def _rates(self, name: str, guard: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
         readings = guard.get("readings") or {}

@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 
 from glmspark.cli.watch_view import line, render
-from glmspark.launch.monitor import EngineView, Gpu, Memory, NodeView, View
+from glmspark.launch.monitor_view import EngineView, Gpu, Memory, NodeView, View
 from glmspark.launch.record import State, home
 from tests.unit.cli.commands import Glmspark
 from tests.unit.launch.starts import make_start
