@@ -23,7 +23,7 @@ def state(lab: VirtualSparks, node: str) -> dict[str, Any]:
     return found
 
 
-def until(lab: VirtualSparks, node: str, true: Callable[[dict[str, Any]], Any], seconds: float = 20) -> Any:
+def until(lab: VirtualSparks, node: str, true: Callable[[dict[str, Any]], Any], seconds: float = 60) -> Any:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         found = state(lab, node)
@@ -78,7 +78,7 @@ def test_a_killed_guard_comes_back_and_has_lost_nothing(lab: VirtualSparks) -> N
     killed = time.time()
     lab.shell("spark3", "kill", "-KILL", str(before["pid"]), root=True)
     until(lab, "spark3", lambda state: state["pid"] != before["pid"])
-    assert max(line["t"] for line in read_lines(ring) if line["t"] < killed) > killed - 2
+    assert max(line["t"] for line in read_lines(ring) if line["t"] < killed) > before["time"] - 2
 
 
 @pytest.mark.usefixtures("real")
@@ -88,7 +88,7 @@ def test_what_a_node_saw_lies_on_the_next_one(lab: VirtualSparks) -> None:
     assert [one["kind"] for one in found["alerts"]] == ["nvrm-no-memory"]
     assert found["actions"] == []  # a refusal with memory free is a matter for people
     copies = lab.path("spark2", f"{HOME}/peers/spark1")
-    end = time.monotonic() + 15
+    end = time.monotonic() + 60
     while time.monotonic() < end and not any("kernel" in line for line in read_lines(str(copies))):
         time.sleep(0.1)
     (line,) = [line for line in read_lines(str(copies)) if "kernel" in line]
