@@ -87,7 +87,7 @@ def _show(found: Mapping[str, Seen]) -> None:
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("node", "guard", "phase", "memory", "free", "available", "2 MiB blocks", "alerts"):
-        table.add_column(title)
+        table.add_column(title, overflow="fold")
     for name, seen in found.items():
         if not seen.runs or seen.state is None:
             said = "does not run" if seen.age is None else f"silent for {duration(seen.age)}"
@@ -104,7 +104,7 @@ def _show(found: Mapping[str, Seen]) -> None:
     console.print(table)
     for name, seen in found.items():
         for line in _details(seen.state or {}) if seen.runs else ():
-            console.print(Text(f"{name}: {line}"))
+            console.print(Text(f"{name}: {line}"), soft_wrap=True)
 
 
 def _details(state: Mapping[str, Any]) -> list[str]:
