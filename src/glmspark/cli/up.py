@@ -187,6 +187,7 @@ def _refuse_cluster_options(**given: object) -> None:
 
 def api_key(variable: str | None, file: Path | None) -> str | None:
     """The API key from a file or an environment variable, None where there is none. Raises UsageError."""
+    from glmspark.config.files import advice
     from glmspark.errors import UsageError
 
     if variable is not None and file is not None:
@@ -196,10 +197,18 @@ def api_key(variable: str | None, file: Path | None) -> str | None:
             with file.open("rb") as stream:
                 raw = stream.read(_LONGEST_KEY + 1)
             if len(raw) > _LONGEST_KEY:
-                raise UsageError(f"{file} is no API key: it is longer than {_LONGEST_KEY} bytes")
+                raise UsageError(
+                    f"{file} is no API key: it is longer than {_LONGEST_KEY} bytes",
+                    next="name a file that holds nothing but the key",
+                )
             key, place = raw.decode("utf-8").strip(), str(file)
         except (OSError, ValueError) as error:
-            raise UsageError(f"cannot read the API key from {file}", seen=str(error)) from error
+            said = advice(error, file) if isinstance(error, OSError) else None
+            raise UsageError(
+                f"cannot read the API key from {file}",
+                seen=str(error),
+                next=said or "name a text file that holds the key",
+            ) from error
     else:
         place = variable or KEY_VARIABLE
         key = os.environ.get(place, "").strip()

@@ -133,6 +133,7 @@ def _remove_files(home: LabHome, cleared: Cleared) -> None:
                     f"cannot remove {error.filename or path}: {error.strerror}",
                     step=f"remove {path}",
                     seen=str(error),
+                    next="see what holds it, then `glmspark lab down` again",
                 ) from error
             cleared.files.append(str(path))
 

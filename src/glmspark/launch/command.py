@@ -173,6 +173,10 @@ def free_port(address: str) -> int:
         try:
             probe.bind((address, 0))
         except OSError as error:
-            raise UsageError(f"cannot listen on {address}: {error.strerror}", seen=str(error)) from error
+            raise UsageError(
+                f"cannot listen on {address}: {error.strerror}",
+                seen=str(error),
+                next="give --host an address of this machine",
+            ) from error
         port: int = probe.getsockname()[1]
         return port

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from glmspark.config.cluster import Cluster
+from glmspark.config.files import advice
 from glmspark.errors import GlmsparkError, UsageError
 from glmspark.launch import lock as locks
 from glmspark.launch.agents import Agents
@@ -68,7 +69,7 @@ def explain_file(name: str, stdin: Readable | None = None) -> Case:
     try:
         is_directory, is_file = path.is_dir(), path.is_file()
     except OSError as error:
-        raise UsageError(f"cannot look at {name}: {error.strerror}") from error
+        raise UsageError(f"cannot look at {name}: {error.strerror}", next=advice(error, path)) from error
     case = Case(name)
     if is_directory:
         case.directory(path)
@@ -80,7 +81,10 @@ def explain_file(name: str, stdin: Readable | None = None) -> Case:
             next="`glmspark status` shows deployments; `-` reads standard input",
         )
     if not case.sources and case.notes:
-        raise UsageError(f"cannot read {name}: {case.notes[0].removeprefix(path.name + ': ')}")
+        raise UsageError(
+            f"cannot read {name}: {case.notes[0].removeprefix(path.name + ': ')}",
+            next="name a log, a directory of logs or a bundle that this user may read",
+        )
     return case
 
 

@@ -14,7 +14,7 @@ import os
 import time
 from pathlib import Path
 
-from glmspark.config.files import make_dir
+from glmspark.config.files import advice, make_dir
 from glmspark.errors import StateError
 
 _HELD = (errno.EWOULDBLOCK, errno.EACCES)
@@ -62,7 +62,10 @@ def take(path: Path, *, wait: float = 0.0) -> Lock | None:
             if error.errno not in _HELD:
                 os.close(handle)
                 raise StateError(
-                    f"cannot lock {path}: {error.strerror}", step=f"lock {path}", seen=str(error)
+                    f"cannot lock {path}: {error.strerror}",
+                    step=f"lock {path}",
+                    seen=str(error),
+                    next=advice(error, path) or "set GLMSPARK_STATE_DIR to a directory on a local disk",
                 ) from error
             if time.monotonic() >= end:
                 os.close(handle)
@@ -76,7 +79,10 @@ def _open(path: Path) -> int:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise StateError(
-            f"cannot open {path}: {error.strerror}", step=f"lock {path}", seen=str(error)
+            f"cannot open {path}: {error.strerror}",
+            step=f"lock {path}",
+            seen=str(error),
+            next=advice(error, path) or "set GLMSPARK_STATE_DIR to a directory that can be written",
         ) from error
 
 

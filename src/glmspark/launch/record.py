@@ -28,7 +28,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from glmspark.config import state_dir
-from glmspark.config.files import make_dir, read_json, write_atomic, write_json
+from glmspark.config.files import advice, make_dir, read_json, write_atomic, write_json
 from glmspark.errors import StateError, UsageError
 from glmspark.nodes.processes import Identity, boot_id
 
@@ -298,7 +298,13 @@ class Home:
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            raise StateError(f"cannot read {self.key_file}", seen=str(error)) from error
+            said = advice(error, self.key_file) if isinstance(error, OSError) else None
+            raise StateError(
+                f"cannot read {self.key_file}",
+                step="read the API key",
+                seen=str(error),
+                next=said or f"`glmspark down {self.name}`, then start it anew with its key",
+            ) from error
 
     def forget_key(self) -> None:
         """Remove the API key: nothing answers to it any more. Where that is not possible it stays."""
@@ -327,6 +333,7 @@ class Home:
                 f"cannot make room in {self.path}: {error.strerror}",
                 step=f"prepare {self.path}",
                 seen=str(error),
+                next=advice(error, self.path) or "set GLMSPARK_STATE_DIR to a directory on another disk",
             ) from error
         make_dir(self.logs)
 
@@ -369,7 +376,12 @@ def homes() -> Iterator[Home]:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise StateError(f"cannot read {deployments_dir()}: {error.strerror}", seen=str(error)) from error
+        raise StateError(
+            f"cannot read {deployments_dir()}: {error.strerror}",
+            step="list the deployments",
+            seen=str(error),
+            next=advice(error, deployments_dir()) or "set GLMSPARK_STATE_DIR to another directory",
+        ) from error
     for path in found:
         try:
             there = Home(path).has_record()
