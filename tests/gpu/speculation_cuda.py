@@ -1,12 +1,13 @@
 """Speculation on CUDA: one script that trains glm-tiny's drafter, serves with it and prints a table.
 
-    python tests/gpu/speculation_cuda.py [--at-once N] [--limit SECONDS] [--work DIR] [--out DIR] [CASE ...]
+    python tests/gpu/speculation_cuda.py [--drafter DIR] [--at-once N] [--limit SECONDS] [--work DIR]
+        [--out DIR] [CASE ...]
 
 Run by hand on a machine with one GPU (docs/gpu-runs.md records the runs). N cases run at once (default 6),
 each in a process of its own; what is timed waits until nothing else computes. After --limit seconds in all
 (default 330) what still runs is ended and the table printed. What a case leaves goes to --out (default $OUT,
-where that is set) as soon as it ends. Exits with 1 if anything is wrong. --list: all cases; some run only
-when they are named.
+where that is set) as soon as it ends. With --drafter nothing is trained from nothing: the one in DIR is
+served. Exits with 1 if anything is wrong. --list: all cases; some run only when they are named.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.gpu.speculation_cases import CASES  # noqa: E402 - the path is set first: this is run as a script
+from tests.gpu.speculation_cases import CASES, TRAINED  # noqa: E402 - the path is set first: this is run as a script
 
 
 def run_one(name: str, work: Path, until: float) -> dict[str, Any]:
@@ -140,6 +141,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="CASE")
     parser.add_argument("--at-once", type=int, default=6)
     parser.add_argument("--limit", type=float, default=330)
+    parser.add_argument("--drafter", type=Path)
     parser.add_argument("--work", type=Path)
     parser.add_argument("--out", type=Path, default=os.environ.get("OUT"))
     parser.add_argument("--list", action="store_true")
@@ -152,11 +154,14 @@ def main() -> int:
         case = CASES[args.case]
         print("RESULT " + json.dumps(case.function(case, args.work)), flush=True)
         return 0
-    names = args.names or [name for name, case in CASES.items() if not case.asked]
+    given = {TRAINED} if args.drafter else set()
+    names = args.names or [name for name, case in CASES.items() if not case.asked and name not in given]
     if unknown := [name for name in names if name not in CASES]:
         parser.error(f"no case is called {unknown[0]!r}; see --list")
     work = args.work or Path(tempfile.mkdtemp(prefix="speculation-"))
     work.mkdir(parents=True, exist_ok=True)
+    if args.drafter:
+        shutil.copytree(args.drafter, work / "drafter")
     out = Path(args.out) if args.out else None
     rows = run_all(names, work, args.at_once, time.time() + args.limit, out)
     compare(rows)
