@@ -219,8 +219,9 @@ class Agent:
         return {**self.state, "memory": sum(map(memory, family)), "processes": titles, "halted": halted}
 
     def reading(self) -> Any:
-        """What this node's rank shows now."""
-        family = self.rank.family()
+        """What this node's rank shows now: the processes of the last look at all, each looked at anew."""
+        seen = self.watch.family if self.watch is not None else []
+        family = [now for one in seen if (now := living(one.pid)) is not None and now.started == one.started]
         return look(family, self.rank.main.pid if self.rank.main else None, self.spec.scratch)
 
     # -- the other agents ----------------------------------------------------------------------------------

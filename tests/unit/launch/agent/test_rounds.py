@@ -66,7 +66,7 @@ class Two:
                 *argv, rank=rank, world=2, node=f"spark{rank + 1}", watch=where, watching=judged, **more
             )
         end = time.monotonic() + 60
-        while not all(one.wait("running")["peers"] for one in self.agents):
+        while not all(one.wait("running")["peers"] for one in self.agents) or self.status() != 200:
             assert time.monotonic() < end
             time.sleep(0.05)
         for one in self.agents:
@@ -146,11 +146,10 @@ def test_a_halted_rank_begins_all_anew_and_clients_are_told(two: Two) -> None:
     ask(two.agents[1].home, {"do": "admission", "open": False, "reason": {"what": "memory is low"}})
     file = two.agents[0].scratch / "admission-closed"
     end = time.monotonic() + 60
-    while not file.exists():
+    while (two.agents[0].wait("ready").get("admission") or {"open": True})["open"]:
         assert time.monotonic() < end
         time.sleep(0.02)
     assert "memory is low on spark2" in file.read_text()
-    assert two.agents[0].wait("ready")["admission"]["open"] is False
     ask(two.agents[1].home, {"do": "admission", "open": True, "reason": None})
     while file.exists():
         assert time.monotonic() < end
