@@ -12,7 +12,7 @@ from typing import Any
 
 from glmspark.errors import StateError
 
-__all__ = ["advice", "make_dir", "read_json", "write_atomic", "write_json"]
+__all__ = ["advice", "make_dir", "read_json", "state_error", "write_atomic", "write_json"]
 
 
 def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
@@ -34,7 +34,7 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
         temporary = None
         _sync_dir(path.parent)
     except OSError as error:
-        raise _state_error(error, "write", path) from error
+        raise state_error(error, "write", path) from error
     finally:
         if temporary is not None:
             with contextlib.suppress(OSError):
@@ -59,7 +59,7 @@ def read_json(path: Path) -> Any:
             raise StateError(f"{path} is not a regular file", step=f"read {path}", next="name a JSON file")
         return json.loads(path.read_bytes())
     except OSError as error:
-        raise _state_error(error, "read", path) from error
+        raise state_error(error, "read", path) from error
     except (ValueError, RecursionError) as error:
         raise StateError(
             f"{path} is not valid JSON",
@@ -74,7 +74,7 @@ def make_dir(path: Path, *, mode: int = 0o700) -> None:
     try:
         path.mkdir(mode=mode, parents=True, exist_ok=True)
     except OSError as error:
-        raise _state_error(error, "create", path) from error
+        raise state_error(error, "create", path) from error
 
 
 def _sync_dir(path: Path) -> None:
@@ -103,10 +103,10 @@ def advice(error: OSError, path: Path) -> str | None:
     }.get(error.errno or 0)
 
 
-def _state_error(error: OSError, verb: str, path: Path) -> StateError:
-    reason = error.strerror or str(error)
-    if error.errno == errno.EROFS:
-        following: str | None = "set GLMSPARK_STATE_DIR to a directory that can be written"
-    else:
-        following = advice(error, path)
+def state_error(error: OSError | ValueError, verb: str, path: Path) -> StateError:
+    """The error for a file of the state directory: "cannot VERB PATH", why, and what to do."""
+    reason = getattr(error, "strerror", None) or str(error)
+    following = advice(error, path) if isinstance(error, OSError) else None
+    if following is None or getattr(error, "errno", None) == errno.EROFS:
+        following = "set GLMSPARK_STATE_DIR to a directory that can be read and written"
     return StateError(f"cannot {verb} {path}: {reason}", step=f"{verb} {path}", seen=reason, next=following)

@@ -28,7 +28,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from glmspark.config import state_dir
-from glmspark.config.files import advice, make_dir, read_json, write_atomic, write_json
+from glmspark.config.files import make_dir, read_json, state_error, write_atomic, write_json
 from glmspark.errors import StateError, UsageError
 from glmspark.nodes.processes import Identity, boot_id
 
@@ -298,13 +298,7 @@ class Home:
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            said = advice(error, self.key_file) if isinstance(error, OSError) else None
-            raise StateError(
-                f"cannot read {self.key_file}",
-                step="read the API key",
-                seen=str(error),
-                next=said or f"`glmspark down {self.name}`, then start it anew with its key",
-            ) from error
+            raise state_error(error, "read", self.key_file) from error
 
     def forget_key(self) -> None:
         """Remove the API key: nothing answers to it any more. Where that is not possible it stays."""
@@ -329,12 +323,7 @@ class Home:
             with self.reserve_file.open("wb") as file:
                 os.posix_fallocate(file.fileno(), 0, _RESERVE)
         except OSError as error:
-            raise StateError(
-                f"cannot make room in {self.path}: {error.strerror}",
-                step=f"prepare {self.path}",
-                seen=str(error),
-                next=advice(error, self.path) or "set GLMSPARK_STATE_DIR to a directory on another disk",
-            ) from error
+            raise state_error(error, "make room in", self.path) from error
         make_dir(self.logs)
 
     def remove_if_empty(self) -> None:
@@ -376,12 +365,7 @@ def homes() -> Iterator[Home]:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise StateError(
-            f"cannot read {deployments_dir()}: {error.strerror}",
-            step="list the deployments",
-            seen=str(error),
-            next=advice(error, deployments_dir()) or "set GLMSPARK_STATE_DIR to another directory",
-        ) from error
+        raise state_error(error, "read", deployments_dir()) from error
     for path in found:
         try:
             there = Home(path).has_record()

@@ -22,7 +22,10 @@ def a_lock(state: Path) -> None:
 
 def a_list(state: Path) -> None:
     (state / "deployments").write_text("no directory")
-    list(homes())
+    try:
+        list(homes())
+    finally:
+        (state / "deployments").unlink()
 
 
 def a_key_of_a_deployment(state: Path) -> None:
