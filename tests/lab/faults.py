@@ -44,7 +44,7 @@ class Outcome:
 def make_fault(site: Site, kind: Kind, node: str, *, number: int, seed: int) -> Outcome:
     """Make a fault and wait for its end; what became of it."""
     found = Outcome(number, seed, kind.name, node, kind.bound)
-    restarts = len(site.state("spark1")["restarts"])
+    restarts = site.state("spark1")["restarted"]
     site.fresh()
     began = time.monotonic()
     undo = kind.inject(site, node)
@@ -55,16 +55,16 @@ def make_fault(site: Site, kind: Kind, node: str, *, number: int, seed: int) -> 
         undo()
     found.named = kind.named(found.cause, node)
     if kind.restarts:
-        back = site.until(lambda: site.ready and len(site.state("spark1")["restarts"]) > restarts, PROVEN)
+        back = site.until(lambda: site.ready and site.state("spark1")["restarted"] > restarts, PROVEN)
     else:
         back = site.until(lambda: site.ready, PROVEN)
     if back is not None and site.until(lambda: site.ask() == "right", 60) is not None:
         found.back, found.end = round(time.monotonic() - began, 1), "proven"
     else:
         found.end = ", ".join(one["state"] for one in site.states())
-    wanted = restarts + (1 if kind.restarts else 0)
-    if found.end == "proven" and len(site.state("spark1")["restarts"]) != wanted:
-        found.left.append(f"{len(site.state('spark1')['restarts']) - wanted} restarts too many")
+    state = site.state("spark1")
+    if more := state["restarted"] - restarts - (1 if kind.restarts else 0):
+        found.left += [f"again: {one['cause']['what']}" for one in state["restarts"][-more:]]
     found.left += site.strangers()
     site.login(node)
     found.ssh = round(site.ssh_longest, 1)

@@ -35,6 +35,7 @@ class Deployment:
     port: int = PORT
     watch: Mapping[str, float] = field(default_factory=dict)
     record: Mapping[str, Any] = field(default_factory=dict)
+    watching: Mapping[str, Any] | None = None
 
     def specs(self) -> dict[str, dict[str, Any]]:
         """What is to run, by node."""
@@ -70,6 +71,7 @@ class Deployment:
             "scratch": f"/tmp/glmspark-{self.name}",
             "limits": {"stop": 5.0},
             "record": dict(self.record),
+            "watching": self.watching,
         }
 
     @contextlib.asynccontextmanager

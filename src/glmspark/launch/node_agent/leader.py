@@ -196,10 +196,9 @@ class Leader:
     def _entry(self, cause: Mapping[str, Any] | None) -> dict[str, Any] | None:
         """The restart that begins, noted; None where there were enough of them: then it is over."""
         agent, watching, now = self.agent, self.agent.spec.watching, time.time()
-        past = list(agent.state.get("restarts") or [])
-        lost = cause is None or cause.get("kind") == "lost"
+        lost = cause is None or cause.get("kind") == "lost"  # a node that comes and goes is no fault of ranks
         since = now - 60 * watching.minutes
-        counted = [one for one in past if one["at"] > since and (one["cause"] or {}).get("kind") != "lost"]
+        counted = [at for at in agent.state.get("counted") or [] if at > since]
         if not lost and len(counted) >= watching.times:
             often = "once" if len(counted) == 1 else f"{len(counted)} times"
             times = f"restarted {often} within {watching.minutes:g} min" if counted else ""
@@ -212,7 +211,9 @@ class Leader:
         if cause is None:
             short |= {"what": f"the agent of rank 0 on {agent.spec.node} was gone", "kind": "lost"}
         entry = {"at": now, "cause": short, "evidence": evidence, "seconds": None}
-        agent.state["restarts"] = [*past, entry][-_SHOWN:]
+        agent.state["restarts"] = [*(agent.state.get("restarts") or []), entry][-_SHOWN:]
+        agent.state["restarted"] = (agent.state.get("restarted") or 0) + 1
+        agent.state["counted"] = counted if lost else [*counted, now]
         return entry
 
     def _lost(self, cause: Mapping[str, Any] | None, what: str) -> dict[str, Any]:
@@ -246,7 +247,8 @@ class Leader:
         began, self._stumbled = self._stumbled, None
         entry["seconds"] = round(time.monotonic() - began, 1) if began is not None else None
         say(f"proven again after {entry['seconds']} s")
-        agent.peers.tell({"proven": agent.rounds.number, "restarts": agent.state["restarts"]})
+        told = {name: agent.state[name] for name in ("restarts", "restarted", "counted")}
+        agent.peers.tell({"proven": agent.rounds.number, "told": told})
         agent.turn("ready", reason=None)
         self.serving()
 

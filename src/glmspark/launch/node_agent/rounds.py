@@ -63,7 +63,7 @@ class Rounds:
             self.down = False
             self._go.set()
         elif message.get("proven") == self.number and self.agent.state["state"] == "restarting":
-            self.agent.turn("ready", reason=None, restarts=message["restarts"])
+            self.agent.turn("ready", reason=None, **message["told"])
         elif "waiting" in message and self.agent.state["state"] == "restarting":
             self.agent.turn("waiting", waits_for=message["waiting"])
 

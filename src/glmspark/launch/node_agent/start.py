@@ -84,7 +84,8 @@ def _prepare(home: Home, spec: Spec, value: dict[str, object], *, resumed: bool)
         "rank": spec.rank, "world": spec.world, "runtime": "container" if spec.container else "process",
         "state": "starting", "since": now, "created": now, "proven": False, "reason": None,
         "agent": None, "main": None, "container": None, "image": None, "docker": spec.docker,
-        "restarts": before.get("restarts") or [], "evidence": before.get("evidence"),
+        "restarts": before.get("restarts") or [], "restarted": before.get("restarted") or 0,
+        "counted": before.get("counted") or [], "evidence": before.get("evidence"),
         "family": [], "processes": [], "shared_memory": [], "peers": [],
         "boot_id": boot_id(), "directory": str(home.path), "scratch": spec.scratch,
     }  # fmt: skip
