@@ -81,8 +81,19 @@ def test_the_backend_is_triton_mla_with_several_rows_under_dcp(monkeypatch: pyte
     assert (DenseMLAImpl.can_return_lse_for_decode, DenseMLAImpl.supports_dcp) == (True, True)
 
 
-@pytest.mark.parametrize("right", [True, False])
-def test_the_name_triton_mla_leads_to_our_class_where_it_is_right(right, monkeypatch, caplog) -> None:
+@pytest.mark.parametrize(
+    ("backend", "dcp", "drafts", "right", "name"),
+    [
+        (None, 4, 7, True, "TRITON_MLA"),
+        ("TRITON_MLA", 4, 7, True, "TRITON_MLA"),
+        (None, 4, 7, False, None),
+        (None, 4, None, True, None),
+        (None, 1, 7, True, None),
+        ("FLASHMLA", 4, 7, True, None),
+        ("CUSTOM", 1, None, True, "CUSTOM"),
+    ],
+)
+def test_where_our_dense_class_takes_a_name(backend, dcp, drafts, right, name, monkeypatch) -> None:
     from vllm.v1.attention.backends import registry as backends
 
     from glmspark.engine.attention import self_test
@@ -97,21 +108,63 @@ def test_the_name_triton_mla_leads_to_our_class_where_it_is_right(right, monkeyp
     monkeypatch.setattr(self_test, "verdict", verdict)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(backends, "_ATTN_OVERRIDES", {})
-    config = SimpleNamespace(
+    config = configuration(dcp, "fp8")
+    config.attention_config.backend = backend and backends.AttentionBackendEnum[backend]
+    config.speculative_config = drafts and SimpleNamespace(num_speculative_tokens=drafts)
+    if right:
+        dense_decode.on_worker(config)
+    else:
+        with pytest.raises(
+            PatchRefusedError, match=r"LSE off by 3\n  next: leave out the drafts, or layout.dcp"
+        ):
+            dense_decode.on_worker(config)
+    taken = {key.name: path for key, path in backends._ATTN_OVERRIDES.items()}
+    assert taken == ({name: dense_decode.OURS} if name else {})
+    if name:
+        assert backends.AttentionBackendEnum[name].get_class() is DenseMLABackend
+        rows = 1 + (drafts or 0)
+        assert asked == [self_test.Wanted(Format.FP8, 16 * dcp, 64, rows, 64, torch.bfloat16, dcp)]
+
+
+def configuration(dcp: int, cache: str) -> SimpleNamespace:
+    return SimpleNamespace(
+        attention_config=SimpleNamespace(backend=None),
+        speculative_config=None,
         model_config=SimpleNamespace(
             get_num_attention_heads=lambda _parallel: 16,
             hf_text_config=SimpleNamespace(qk_rope_head_dim=64),
             dtype=torch.bfloat16,
         ),
-        parallel_config=SimpleNamespace(decode_context_parallel_size=4),
-        cache_config=SimpleNamespace(cache_dtype="fp8", block_size=64),
-        speculative_config=SimpleNamespace(num_speculative_tokens=7),
+        parallel_config=SimpleNamespace(decode_context_parallel_size=dcp),
+        cache_config=SimpleNamespace(cache_dtype=cache, block_size=64),
     )
-    dense_decode.on_worker(config)
-    assert asked == [self_test.Wanted(Format.FP8, 64, 64, 8, 64, torch.bfloat16, 4)]
-    found = backends.AttentionBackendEnum.TRITON_MLA.get_class()
-    assert (found is DenseMLABackend) == right
-    assert ("LSE off by 3" in caplog.text) != right
+
+
+def test_the_self_test_draws_its_numbers_whatever_torchs_defaults_are(monkeypatch) -> None:
+    """vLLM builds a model with the GPU as default device and bfloat16 as default type."""
+    from glmspark.engine.attention import self_test
+
+    def dense(query, cache, requests, scale):
+        assert cache.format is Format.PLAIN or cache.scales.dtype is torch.float32
+        lengths = shares.row_lengths(requests.starts, requests.lengths, len(query))
+        return reference.dense(query, cache, requests.block_table, requests.starts, lengths, scale)
+
+    def sparse(query, cache, slots, _counts, scale):
+        return reference.sparse(query, cache, slots, scale)
+
+    monkeypatch.setattr(self_test.decode, "dense", dense)
+    monkeypatch.setattr(self_test.decode, "sparse", sparse)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device("meta"):
+            for kind in (Format.PLAIN, Format.FP8):
+                wanted = self_test.Wanted(kind, 2, 64, 2, 16)
+                assert self_test.verdict(wanted, torch.device("cpu")) is None
+            wanted = self_test.Wanted(Format.PACKED, 2, 64, 1, 1)
+            assert self_test.verdict(wanted, torch.device("cpu"), sparse=True) is None
+    finally:
+        torch.set_default_dtype(before)
 
 
 def test_custom_leads_to_our_sparse_class_where_it_is_chosen_and_right(monkeypatch) -> None:
@@ -124,29 +177,22 @@ def test_custom_leads_to_our_sparse_class_where_it_is_chosen_and_right(monkeypat
     seen: list[str | None] = [None]
     asked: list[self_test.Wanted] = []
 
-    def verdict(wanted: self_test.Wanted, _device: object, *, sparse: bool) -> str | None:
+    def verdict(wanted: self_test.Wanted, _device: object, *, sparse: bool = False) -> str | None:
         asked.append(wanted)
         return seen[0] if sparse else "dense"
 
     monkeypatch.setattr(self_test, "verdict", verdict)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(backends, "_ATTN_OVERRIDES", {})
-    config = SimpleNamespace(
-        attention_config=SimpleNamespace(backend=None),
-        model_config=SimpleNamespace(
-            get_num_attention_heads=lambda _parallel: 16,
-            hf_text_config=SimpleNamespace(qk_rope_head_dim=64),
-            dtype=torch.bfloat16,
-        ),
-        parallel_config=SimpleNamespace(decode_context_parallel_size=4),
-        cache_config=SimpleNamespace(cache_dtype="fp8_ds_mla"),
-    )
+    config = configuration(4, "fp8_ds_mla")
     sparse_decode.on_worker(config)
     assert not asked  # nobody chose it
     config.attention_config.backend = custom
     seen[0] = "LSE off by 3"
     with pytest.raises(PatchRefusedError, match="LSE off by 3"):
         sparse_decode.on_worker(config)
+    with pytest.raises(PatchRefusedError, match="dense attention is not right"):
+        dense_decode.on_worker(config)
     seen[0] = None
     sparse_decode.on_worker(config)
     assert asked[-1] == self_test.Wanted(Format.PACKED, 64, 64, 1, 1)

@@ -14,6 +14,7 @@ import functools
 import os
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -259,6 +260,7 @@ def main() -> int:
     parser.add_argument("sections", nargs="*", choices=[*SECTIONS, []], metavar="SECTION")
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--seconds", type=float, default=1e6, help="no case begins to tune after so many")
+    parser.add_argument("--limit", type=float, default=600, help="everything ends after so many seconds")
     parser.add_argument("--section", help=argparse.SUPPRESS)
     parser.add_argument("--compile", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -268,21 +270,36 @@ def main() -> int:
         return 0
     if args.section:
         return run_section(args.section, args.tune)
+    began = time.time()
     environment = {
         **os.environ, "PYTHONUNBUFFERED": "1", "VLLM_NO_USAGE_STATS": "1",
-        "TUNE_UNTIL": str(time.time() + args.seconds),
+        "TUNE_UNTIL": str(began + args.seconds),
     }  # fmt: skip
     me = [sys.executable, __file__, *(["--tune"] if args.tune else [])]
     names = args.sections or list(SECTIONS)
+    running: list[subprocess.Popen[str]] = []
+    over = threading.Event()
+
+    def end() -> None:
+        over.set()
+        for process in running:
+            process.kill()
+
+    clock = threading.Timer(args.limit, end)
+    clock.daemon = True
+    clock.start()
     helpers = max(1, min(12, (os.cpu_count() or 4) - 2))
-    compiling = [
-        subprocess.Popen([*me, "--compile", f"{number}/{helpers}"], env=environment)
-        for number in range(helpers)
-    ]
-    for process in compiling:
+    for number in range(helpers):
+        words = [*me, "--compile", f"{number}/{helpers}"]
+        running.append(subprocess.Popen(words, env=environment, text=True))
+    for process in running:
         process.wait()
+    print(f"compiled after {time.time() - began:.0f} s", flush=True)
     rows, wrong = [], 0
     for name in names:
+        if over.is_set():
+            rows.append(f"{name:44} not run: the time was over")
+            continue
         process = subprocess.Popen(
             [*me, "--section", name],
             env=environment,
@@ -290,12 +307,16 @@ def main() -> int:
             stderr=subprocess.STDOUT,
             text=True,
         )
+        running.append(process)
         assert process.stdout is not None
         for line in process.stdout:  # told at once, for where time runs out; and again in the table
             print(line, end="", flush=True)
             if line.startswith("ROW "):
                 rows.append(line.removeprefix("ROW ").rstrip())
         wrong |= process.wait() != 0
+        if over.is_set():
+            rows.append(f"{name:44} cut: the time was over")
+        print(f"{name} ended after {time.time() - began:.0f} s", flush=True)
     print(f"\n{torch.cuda.get_device_name()}, torch {torch.__version__}")
     print("\n".join(rows))
     return int(wrong)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -27,21 +28,28 @@ class Wanted:
     rank: int = 0
 
 
+def _random() -> dict[str, Any]:
+    """Where and by what numbers are drawn: vLLM builds models with the GPU and bf16 as defaults."""
+    return {"generator": torch.Generator(device="cpu").manual_seed(1), "device": "cpu"}
+
+
 def differences(wanted: Wanted, device: torch.device, longest: int = 1000) -> tuple[float, float]:
     """The largest error of a row's output, and of an LSE, on random inputs; infinity for what is no number.
 
     A ragged batch: a request of many tokens and all rows, one of few, one of a single token, and a row of no
     request. Raises whatever compiling or launching raises.
     """
-    random = torch.Generator(device="cpu").manual_seed(1)
-    lengths = torch.tensor([longest, max(3, wanted.rows), 1], dtype=torch.int32)
-    starts = torch.tensor([0, wanted.rows, wanted.rows + 1, wanted.rows + 2], dtype=torch.int32)
+    random = _random()
+    lengths = torch.tensor([longest, max(3, wanted.rows), 1], dtype=torch.int32, device="cpu")
+    bounds = [0, wanted.rows, wanted.rows + 1, wanted.rows + 2]
+    starts = torch.tensor(bounds, dtype=torch.int32, device="cpu")
     total, pages = int(starts[-1]) + 1, -(-longest // wanted.page)
     width = LATENT + wanted.rope
-    values = torch.randn(3 * pages, wanted.page, width, generator=random)
-    query = (torch.randn(total, wanted.heads, width, generator=random) * 0.3).to(device, wanted.dtype)
-    table = torch.randperm(3 * pages, generator=random).view(3, pages).to(device, torch.int32)
-    scale = torch.tensor(0.02, device=device)
+    values = torch.randn(3 * pages, wanted.page, width, dtype=torch.float32, **random)
+    query = torch.randn(total, wanted.heads, width, dtype=torch.float32, **random) * 0.3
+    query = query.to(device, wanted.dtype)
+    table = torch.randperm(3 * pages, **random).view(3, pages).to(device, torch.int32)
+    scale = torch.tensor(0.02, dtype=torch.float32, device=device)
     if wanted.kind is Format.FP8:
         stored = (values / 0.02).clamp(-448, 448).to(torch.float8_e4m3fn)
     else:
@@ -56,16 +64,17 @@ def differences(wanted: Wanted, device: torch.device, longest: int = 1000) -> tu
 
 def sparse_differences(wanted: Wanted, device: torch.device, count: int = 300) -> tuple[float, float]:
     """The same for chosen keys: a row with as many as `count`, one with few, one with none."""
-    random = torch.Generator(device="cpu").manual_seed(1)
+    random = _random()
     pages = 2 * count // wanted.page + 1
     width = LATENT + wanted.rope
-    values = torch.randn(pages, wanted.page, width, generator=random)
+    values = torch.randn(pages, wanted.page, width, dtype=torch.float32, **random)
     stored = pack(values) if wanted.kind is Format.PACKED else values.to(torch.bfloat16)
     cache = cache_of(stored.to(device), wanted.kind, wanted.rope)
-    query = (torch.randn(3, wanted.heads, width, generator=random) * 0.3).to(device, wanted.dtype)
-    slots = torch.randint(0, pages * wanted.page, (3, count), generator=random, dtype=torch.int32)
-    counts = torch.tensor([count, 5, 0], dtype=torch.int32)
-    slots[torch.arange(count) >= counts[:, None]] = -1
+    query = torch.randn(3, wanted.heads, width, dtype=torch.float32, **random) * 0.3
+    query = query.to(device, wanted.dtype)
+    slots = torch.randint(0, pages * wanted.page, (3, count), dtype=torch.int32, **random)
+    counts = torch.tensor([count, 5, 0], dtype=torch.int32, device="cpu")
+    slots[torch.arange(count, device="cpu") >= counts[:, None]] = -1
     slots = slots.to(device)
     found = decode.sparse(query, cache, slots, counts.to(device), 0.06)
     return _compared(found, reference.sparse(query, cache, slots, 0.06))

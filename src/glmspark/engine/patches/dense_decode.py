@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from glmspark.engine import code as look
 from glmspark.engine.code import Code
 from glmspark.engine.model_weights import on_build
-from glmspark.engine.patch import Finding, Patch, Target
+from glmspark.engine.patch import Finding, Patch, PatchRefusedError, Target
 from glmspark.engine.patches import dense_attention
 
 if TYPE_CHECKING:
@@ -80,18 +80,30 @@ def wanted_of(vllm_config: Any) -> Wanted:
 
 
 def on_worker(vllm_config: Any) -> None:
-    """Give the name TRITON_MLA to our class where its kernel is right on this device, in the process that
-    builds the model."""
+    """In the process that builds the model, give our class a name, once its kernel was right on this device.
+
+    CUSTOM, where the recipe chose that; TRITON_MLA, where drafts are verified under DCP, which upstream's
+    class cannot decode. Raises PatchRefusedError where the kernel is not right.
+    """
     import torch
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
     from glmspark.engine.attention.self_test import verdict
 
+    backend = vllm_config.attention_config.backend
+    chosen = backend is AttentionBackendEnum.CUSTOM
+    verifies = vllm_config.speculative_config is not None
+    shared = vllm_config.parallel_config.decode_context_parallel_size > 1
+    if not chosen and not (verifies and shared and backend in {None, AttentionBackendEnum.TRITON_MLA}):
+        return
     device = torch.device("cuda", torch.cuda.current_device())
     if seen := verdict(wanted_of(vllm_config), device):
-        logger.warning("dense MLA decode stays with upstream's kernel, ours is not right here: %s", seen)
-        return
-    register_backend(AttentionBackendEnum.TRITON_MLA, OURS)
+        # Not upstream's instead: ranks that decode in different ways would wait for one another for ever.
+        raise PatchRefusedError(
+            f"glmspark's dense attention is not right on this device: {seen}\n"
+            f"  next: leave out {'attention_backend: CUSTOM' if chosen else 'the drafts, or layout.dcp'}"
+        )
+    register_backend(AttentionBackendEnum.CUSTOM if chosen else AttentionBackendEnum.TRITON_MLA, OURS)
     logger.info("dense MLA decode by glmspark's kernel, which agrees with float64 on this device")
 
 
