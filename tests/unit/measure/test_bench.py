@@ -124,7 +124,7 @@ def test_cancelled_it_keeps_what_there_is_at_once(tmp_path: Path) -> None:
 
 def test_two_endpoints_in_turns_give_the_ratio() -> None:
     async def whole() -> Any:
-        async with server(lambda _: answer(6, 0.02)) as slow, server(lambda _: answer(6, 0.01)) as fast:
+        async with server(lambda _: answer(6, 0.08)) as slow, server(lambda _: answer(6, 0.01)) as fast:
             askers = [Asker(url, None) for url in (slow, fast)]
             sides = [
                 (Rounds(one, "m", QUICK, None, lambda *_: None), Conditions(url=one.url, model="m"))
@@ -138,7 +138,7 @@ def test_two_endpoints_in_turns_give_the_ratio() -> None:
 
     found = asyncio.run(whole())
     assert found.pairs == 4
-    assert 1.2 < found.ratios["decode"].median < 3.0
+    assert 1.2 < found.ratios["decode"].median < 9.0
     assert found.differs["decode"]
 
 
