@@ -22,7 +22,7 @@ gc.disable()
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """With `--dist loadgroup` a layer stays in one process: its tests share what they start."""
-    if config.getoption("dist", "no") == "loadgroup":
+    if getattr(config.option, "loadgroup", False):
         here = Path(__file__).parent
         for item in items:
             item.add_marker(pytest.mark.xdist_group(item.path.relative_to(here).parts[0]))
