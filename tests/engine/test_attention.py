@@ -77,53 +77,35 @@ def test_the_backend_is_triton_mla_with_several_rows_under_dcp(monkeypatch: pyte
     assert builder.varlen  # what lets vLLM decode as many rows as are verified
     assert not builder.supports_draft_decode_metadata_update
     assert DenseMLABackend.get_impl_cls() is DenseMLAImpl
-    assert DenseMLABackend.get_name() == "TRITON_MLA"
+    assert DenseMLABackend.get_name() == "CUSTOM"
     assert (DenseMLAImpl.can_return_lse_for_decode, DenseMLAImpl.supports_dcp) == (True, True)
 
 
 @pytest.mark.parametrize(
-    ("backend", "dcp", "drafts", "right", "name"),
-    [
-        (None, 4, 7, True, "TRITON_MLA"),
-        ("TRITON_MLA", 4, 7, True, "TRITON_MLA"),
-        (None, 4, 7, False, None),
-        (None, 4, None, True, None),
-        (None, 1, 7, True, None),
-        ("FLASHMLA", 4, 7, True, None),
-        ("CUSTOM", 1, None, True, "CUSTOM"),
-    ],
+    ("backend", "dcp", "drafts"), [(None, 4, 7), ("TRITON_MLA", 4, 7), ("CUSTOM", 4, 7), ("CUSTOM", 1, None)]
 )
-def test_where_our_dense_class_takes_a_name(backend, dcp, drafts, right, name, monkeypatch) -> None:
+def test_custom_leads_to_our_dense_class_where_it_is_chosen(backend, dcp, drafts, monkeypatch) -> None:
     from vllm.v1.attention.backends import registry as backends
 
     from glmspark.engine.attention import self_test
     from glmspark.engine.attention.backend import DenseMLABackend
 
     asked: list[self_test.Wanted] = []
-
-    def verdict(wanted: self_test.Wanted, _device: object) -> str | None:
-        asked.append(wanted)
-        return None if right else "LSE off by 3"
-
-    monkeypatch.setattr(self_test, "verdict", verdict)
+    monkeypatch.setattr(self_test, "verdict", lambda wanted, _device: asked.append(wanted))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(backends, "_ATTN_OVERRIDES", {})
     config = configuration(dcp, "fp8")
     config.attention_config.backend = backend and backends.AttentionBackendEnum[backend]
     config.speculative_config = drafts and SimpleNamespace(num_speculative_tokens=drafts)
-    if right:
-        dense_decode.on_worker(config)
-    else:
-        with pytest.raises(
-            PatchRefusedError, match=r"LSE off by 3\n  next: leave out the drafts, or layout.dcp"
-        ):
-            dense_decode.on_worker(config)
-    taken = {key.name: path for key, path in backends._ATTN_OVERRIDES.items()}
-    assert taken == ({name: dense_decode.OURS} if name else {})
-    if name:
-        assert backends.AttentionBackendEnum[name].get_class() is DenseMLABackend
-        rows = 1 + (drafts or 0)
-        assert asked == [self_test.Wanted(Format.FP8, 16 * dcp, 64, rows, 64, torch.bfloat16, dcp)]
+    dense_decode.on_worker(config)
+    if backend != "CUSTOM":
+        assert not asked
+        assert not backends._ATTN_OVERRIDES
+        return
+    rows = 1 + (drafts or 0)
+    assert asked == [self_test.Wanted(Format.FP8, 16 * dcp, 64, rows, 64, torch.bfloat16, dcp)]
+    assert backends.AttentionBackendEnum.CUSTOM.get_class() is DenseMLABackend
+    assert backends.AttentionBackendEnum.TRITON_MLA not in backends._ATTN_OVERRIDES
 
 
 def configuration(dcp: int, cache: str) -> SimpleNamespace:

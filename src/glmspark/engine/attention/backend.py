@@ -1,6 +1,6 @@
 """vLLM's TRITON_MLA with our decode kernel: verification under DCP decodes like everything else.
 
-Imported by vLLM in a worker, by the name that `patches/dense_decode.py` registers.
+Imported by vLLM in a worker, under the name CUSTOM, which `patches/dense_decode.py` gives it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,12 @@ class DenseMLAMetadataBuilder(TritonMLAMetadataBuilder):
 
 
 class DenseMLABackend(TritonMLABackend):
-    """TRITON_MLA by name and in all that it supports."""
+    """TRITON_MLA in all that it supports."""
+
+    @staticmethod
+    def get_name() -> str:
+        """The name that vLLM leaves to others."""
+        return "CUSTOM"
 
     @staticmethod
     def get_impl_cls() -> type[Any]:

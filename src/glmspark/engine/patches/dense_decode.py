@@ -57,7 +57,9 @@ def precondition(code: Code) -> Finding:
         return Finding.no(f"{_COMMON} does not hand on the lengths of all ranks under DCP")
     if "class_path" not in look.parameters(code.find(_REGISTRY, "register_backend")):
         return Finding.no(f"{_REGISTRY}.register_backend takes no class_path")
-    return Finding.yes("TRITON_MLA refuses several rows a request under DCP; another class may take its name")
+    return Finding.yes(
+        "TRITON_MLA refuses several rows a request under DCP; another class may take the name CUSTOM"
+    )
 
 
 def wanted_of(vllm_config: Any) -> Wanted:
@@ -80,30 +82,25 @@ def wanted_of(vllm_config: Any) -> Wanted:
 
 
 def on_worker(vllm_config: Any) -> None:
-    """In the process that builds the model, give our class a name, once its kernel was right on this device.
+    """Where the recipe chose CUSTOM: test the kernel on this device, and give it the name.
 
-    CUSTOM, where the recipe chose that; TRITON_MLA, where drafts are verified under DCP, which upstream's
-    class cannot decode. Raises PatchRefusedError where the kernel is not right.
+    Called in the process that builds the model. Raises PatchRefusedError where the kernel is not right here.
     """
     import torch
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
     from glmspark.engine.attention.self_test import verdict
 
-    backend = vllm_config.attention_config.backend
-    chosen = backend is AttentionBackendEnum.CUSTOM
-    verifies = vllm_config.speculative_config is not None
-    shared = vllm_config.parallel_config.decode_context_parallel_size > 1
-    if not chosen and not (verifies and shared and backend in {None, AttentionBackendEnum.TRITON_MLA}):
+    if vllm_config.attention_config.backend is not AttentionBackendEnum.CUSTOM:
         return
     device = torch.device("cuda", torch.cuda.current_device())
     if seen := verdict(wanted_of(vllm_config), device):
         # Not upstream's instead: ranks that decode in different ways would wait for one another for ever.
         raise PatchRefusedError(
             f"glmspark's dense attention is not right on this device: {seen}\n"
-            f"  next: leave out {'attention_backend: CUSTOM' if chosen else 'the drafts, or layout.dcp'}"
+            "  next: leave out attention_backend: CUSTOM"
         )
-    register_backend(AttentionBackendEnum.CUSTOM if chosen else AttentionBackendEnum.TRITON_MLA, OURS)
+    register_backend(AttentionBackendEnum.CUSTOM, OURS)
     logger.info("dense MLA decode by glmspark's kernel, which agrees with float64 on this device")
 
 
@@ -114,7 +111,7 @@ def apply() -> None:
 
 PATCH = Patch(
     name="dense-decode",
-    title="Dense MLA decoding of several rows a request, under DCP too",
+    title="Dense MLA decoding of several rows a request, under DCP too, as attention backend CUSTOM",
     upstream=(
         "TRITON_MLA, the only dense MLA backend that knows DCP on GB10, decodes one row a request under it: "
         "verification of drafts goes through the prefill, which gathers the whole context, and DSpark is "
