@@ -4,6 +4,7 @@ is then good for, and down again without a trace."""
 from __future__ import annotations
 
 import json
+import tarfile
 import time
 from collections.abc import Iterator
 
@@ -137,3 +138,32 @@ def test_losing_the_default_route_s_wi_fi_changes_nothing(launches: Launches, se
     finally:
         launches.sparks.shell("spark1", "ip", "route", "add", *way.split(), root=True)
         launches.sparks.lab("mend", "wifi")
+
+
+def test_it_is_watched_explained_and_packed(launches: Launches, served: str) -> None:
+    """All three from the machine that started it, over SSH; the guard of each node tells the rates."""
+    sparks = launches.sparks
+    view = json.loads(sparks.glmspark("watch", "glm-tiny", "--once", "--json", "--interval", "0.5").stdout)
+    assert view["state"] == "ready"
+    assert view["engine"]["running"] == 0
+    assert [(node["name"], node["rank"], node["error"]) for node in view["nodes"]] == [
+        ("spark1", 0, None),
+        ("spark2", 1, None),
+    ]
+    assert all(node["memory"]["weights"] > 0 for node in view["nodes"])
+    assert all("enp1s0f0np0" in node["fabric"] for node in view["nodes"])
+    path = sparks.state / "bundle.tar.gz"
+    about = json.loads(sparks.glmspark("bundle", "glm-tiny", "--no-doctor", "--json", "-o", str(path)).stdout)
+    assert {"record.json", "lock.json", "spark1/logs/rank-0.log", "spark2/logs/rank-1.log"} <= set(
+        about["files"]
+    )
+    assert any(name.startswith("spark2/guard/ring/") for name in about["files"])
+    with tarfile.open(path) as archive:
+        for member in archive.getmembers():
+            content = archive.extractfile(member)
+            assert content is not None
+            assert KEY.encode() not in content.read(), member.name
+    said = json.loads(sparks.glmspark("explain", "glm-tiny", "--json", ok=False).stdout)
+    assert said["about"] == "glm-tiny (ready, glm-tiny)"
+    assert {"spark1 rank 0", "spark2 rank 1", "spark1 guard", "spark2 guard"} <= set(said["sources"])
+    assert [one for one in said["findings"] if one["severity"] == "fatal" and one["sure"] > 0.6] == []
