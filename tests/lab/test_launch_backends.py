@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import sys
@@ -12,8 +13,10 @@ from pathlib import Path
 import openai
 import pytest
 
-from tests.lab.launches import Launches, answer, changed_cluster, client, small_recipe
+import glmspark
+from tests.lab.launches import NODES, Launches, answer, changed_cluster, client, small_recipe
 from tests.lab.virtual import VirtualSparks
+from tests.unit.weights.hub import REPOSITORY, serving
 
 pytestmark = pytest.mark.timeout(500)
 
@@ -62,11 +65,47 @@ def test_lockstep_in_a_python_environment(launches: Launches, tunnel: int, tmp_p
     launches.down("two")
 
 
-@pytest.mark.parametrize("backend", ["mp", "ray"])
-def test_three_stages_in_containers(launches: Launches, tunnel: int, tmp_path: Path, backend: str) -> None:
-    recipe = small_recipe(tmp_path, f"by-{backend}", backend=backend, pp=3)
-    said = launches.up(str(recipe))
-    assert f"by-{backend} is ready after" in said
-    assert [rank.node for rank in launches.record(f"by-{backend}").ranks] == ["spark1", "spark2", "spark3"]
+def test_three_stages_by_ray(launches: Launches, tunnel: int, tmp_path: Path) -> None:
+    recipe = small_recipe(tmp_path, "by-ray", backend="ray", pp=3)
+    assert "by-ray is ready after" in launches.up(str(recipe))
+    assert [rank.node for rank in launches.record("by-ray").ranks] == list(NODES)
     assert ask_through(tunnel) == "4"
-    launches.down(f"by-{backend}")
+    launches.down("by-ray")
+
+
+def address_of_this_machine(launches: Launches) -> str:
+    """As the nodes reach it."""
+    node = launches.sparks.cluster.nodes[0]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((node.address, 9))
+        return str(probe.getsockname()[0])
+
+
+def test_three_stages_that_store_what_they_need(
+    launches: Launches, tunnel: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a hub, along the chain, to each node its stage; with no more than that it is proven ready."""
+    recipe = small_recipe(tmp_path, "in-parts", backend="mp", pp=3)
+    recipe.write_text(recipe.read_text().replace("package:glm-tiny", f"hf:{REPOSITORY}@main"))
+    words = (str(recipe), "--cluster", str(launches.cluster), "--json")
+    tiny = Path(glmspark.__file__).parent / "recipes" / "checkpoints" / "glm-tiny"
+    place = f"{launches.sparks.cluster.paths.models}/{REPOSITORY.replace('/', '--')}@main"
+    with serving(tiny, address_of_this_machine(launches)) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        launches.sparks.glmspark("fetch", *words, "--only-needed")
+    whole = (tiny / "model.safetensors").stat().st_size
+    for node in NODES:
+        assert int(launches.sparks.shell(node, "du", "-sb", place).split()[0]) <= 0.4 * whole
+    verified = json.loads(launches.sparks.glmspark("verify", *words).stdout)[place]
+    assert [one["good"] for one in verified] == [True] * 3
+    listed = json.loads(launches.sparks.glmspark("models", "list", *words[1:]).stdout)
+    assert [listed[node][Path(place).name]["part"] for node in NODES] == [[0, 1, 3], [1, 1, 3], [2, 1, 3]]
+    refused = launches.start(str(recipe), "--nodes", "spark1,spark3,spark2")
+    assert refused.end() != 0
+    assert "rank 1 needs layers 1-2" in refused.text
+    assert "spark3" in refused.text
+    assert "in-parts is ready after" in launches.up(str(recipe))
+    assert ask_through(tunnel) == "4"
+    launches.down("in-parts")
+    for node in NODES:
+        launches.sparks.shell(node, "rm", "-rf", place)
