@@ -37,6 +37,32 @@ def test_containers_start_tell_and_stop(lab_with_image: VirtualSparks) -> None:
     asyncio.run(run())
 
 
+def test_containers_start_again_as_a_whole(lab_with_image: VirtualSparks) -> None:
+    """Without an API there is nothing to ask: it is back when all ranks have started."""
+    script = ("sh", "-c", "while sleep 0.2; do echo $WHO; done")
+    one = Deployment(
+        lab_with_image, "again", containers=True, argv=script, watching={"times": 1, "minutes": 30.0}
+    )
+
+    async def run() -> None:
+        async with one.running() as agents:
+            await gather(agents, all_met)
+            await agents.ready({"state": "ready"})
+            before = {node: one.state(node)["container"] for node in NODES}
+            one.shell("spark2", "docker", "kill", before["spark2"])
+            await until(30, lambda: all(len(one.state(node)["restarts"]) == 1 for node in NODES))
+            after = {node: one.state(node) for node in NODES}
+            for node, state in after.items():
+                assert state["state"] == "ready"
+                assert state["container"] not in (None, before[node])
+                assert (state["restarts"][0]["cause"]["rank"], state["reason"]) == (1, None)
+            one.shell("spark3", "docker", "kill", after["spark3"]["container"])
+            await until(30, lambda: all(one.state(node)["state"] == "failed" for node in NODES))
+            assert "restarted once within 30 min, so it stays down" in one.state("spark1")["reason"]["what"]
+
+    asyncio.run(run())
+
+
 def test_a_rank_that_is_killed_ends_all(lab: VirtualSparks) -> None:
     one = Deployment(lab, "killed")
 
