@@ -15,8 +15,6 @@ BIN := $(VENV)/bin
 TESTS := $(wildcard tests/unit tests/engine tests/lab)
 # Many unit tests wait for small processes of their own: four at a time keep two cores busy to the end.
 MANY := -n 4 --dist worksteal
-# The engine's tests and the lab's, one layer after the other. HEAVY="-n 2 --dist loadgroup" runs both at once.
-HEAVY :=
 # The lab makes network namespaces, which takes root. In CI its absence is a failure, not a matter of taste.
 ifneq ($(shell id -u),0)
 ifndef CI
@@ -59,7 +57,7 @@ lint: bootstrap
 test: lint
 	@$(LEFT_OUT)
 	@"$(BIN)/python" -m pytest $(MANY) tests/unit $(ARGS)
-	@"$(BIN)/python" -m pytest $(HEAVY) $(filter-out tests/unit,$(TESTS)) $(ARGS)
+	@"$(BIN)/python" -m pytest $(filter-out tests/unit,$(TESTS)) $(ARGS)
 
 soak: bootstrap ## random faults for a deployment on a lab of its own (root, hours); ARGS="--faults 200 --seed 7"
 	@"$(BIN)/python" -m tests.lab.soak --state .soak $(ARGS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import signal
-from pathlib import Path
 
 import pytest
 
@@ -17,15 +16,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Collecting makes hundreds of thousands of objects that stay to the end. Python's collector would walk them
 # again and again, then and in every test that makes many of its own.
 gc.disable()
-
-
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With `--dist loadgroup` a layer stays in one process: its tests share what they start."""
-    if getattr(config.option, "loadgroup", False):
-        here = Path(__file__).parent
-        for item in items:
-            item.add_marker(pytest.mark.xdist_group(item.path.relative_to(here).parts[0]))
 
 
 @pytest.hookimpl(trylast=True)
