@@ -1,5 +1,5 @@
-"""`make calibrate`: fit the constants, hold each source out in turn, print every row, write
-constants.json."""
+"""`make calibrate`: fit the constants, hold each source out in turn (its rows, and what it says of
+constants), print every row, write constants.json."""
 
 from __future__ import annotations
 
@@ -17,8 +17,16 @@ from glmspark.config.files import write_atomic
 from glmspark.plan.speed.constants import PRIORS, load_calibration, load_constants
 from glmspark.plan.speed.text import ACCEPTANCE
 from tools.calibrate.fit import Fit, Prefill, fit, fit_prefill, predicted_prefill
-from tools.calibrate.rows import Case, PrefillCase, Row, aside, cases, prefill_cases, read_rows
-from tools.calibrate.validate import Outcome, Spread, decode_outcomes, outcome, prefill_outcomes, spreads
+from tools.calibrate.rows import Case, Row, aside, cases, prefill_cases, read_rows
+from tools.calibrate.validate import (
+    Outcome,
+    Spread,
+    decode_outcomes,
+    outcome,
+    prefill_noise,
+    prefill_outcomes,
+    spreads,
+)
 
 HERE = Path(__file__).parent
 TARGET = HERE.parents[1] / "src/glmspark/plan/speed/constants.json"
@@ -33,7 +41,10 @@ def main() -> int:
         "--predict", action="store_true", help="fit nothing: what the package's constants say of the rows"
     )
     arguments = parser.parse_args()
-    rows = [row for file in arguments.files for row in read_rows(file)]
+    try:
+        rows = [row for file in arguments.files for row in read_rows(file)]
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
     every = list(cases(rows))
     if arguments.predict:
         return _predict(rows, every)
@@ -43,7 +54,7 @@ def main() -> int:
     spread = spreads(used, learned)
     prefills = list(prefill_cases(rows))
     prompt = fit_prefill(prefills)
-    noise = _prefill_noise(prefills, learned, prompt)
+    noise = prefill_noise(prefills, replace(learned.constants, **prompt.values))
     print(f"{len(rows)} rows, {len(single)} of single streams with a known layout; set aside by rule:")
     for case in single:
         if why := aside(case.row):
@@ -53,8 +64,9 @@ def main() -> int:
     _show("decoding, one stream, each source predicted from the others", held)
     several = [c for c in every if c.row.get("concurrency") not in (None, 1) and aside(c.row) is None]
     _show("decoding, several streams (not fitted)", [outcome(case, learned, spread) for case in several])
-    _show("prefill, each source predicted from the others", prefill_outcomes(prefills, learned, noise))
-    good = _bars(held) and _systems(used, learned, spread)
+    _show("prefill, each source predicted from the others", prefill_outcomes(prefills, learned))
+    good = _bars(held)
+    good &= _systems(used, learned, spread)
     if arguments.write:
         write_atomic(TARGET, _data(learned, prompt, spread, noise, len(used)))
         print(f"wrote {TARGET}")
@@ -81,12 +93,6 @@ def _predict(rows: Sequence[Row], every: Sequence[Case]) -> int:
                 f"row {number} is not understood: {row.get('model')}, {row.get('quant')}, TP {row.get('tp')}"
             )
     return 0
-
-
-def _prefill_noise(found: Sequence[PrefillCase], decode: Fit, prompt: Prefill) -> float:
-    constants = replace(decode.constants, **prompt.values)
-    off = [abs(np.log(predicted_prefill(case, constants) / case.observed)) for case in found]
-    return float(np.quantile(off, 0.9) / 1.645)
 
 
 def _show_constants(learned: Fit, prompt: Prefill) -> None:

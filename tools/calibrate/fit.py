@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import exp, log, sqrt
@@ -15,12 +16,14 @@ from glmspark.plan.speed.step import step_parts
 from glmspark.plan.speed.text import ACCEPTANCE, accepted, expected_tokens
 from tools.calibrate.rows import Case, PrefillCase
 
-__all__ = ["Fit", "Prefill", "fit", "fit_prefill", "predicted", "predicted_prefill"]
+__all__ = ["Fit", "Prefill", "fit", "fit_prefill", "predicted", "predicted_prefill", "said_by"]
 
 NOISE = 0.12
 """What measurements of the same thing differ by, from place to place: one sigma of the logarithm."""
 TEXT_NOISE = 0.20
 """Likewise where the text itself differs."""
+LOOSE = 1.5
+"""Sigma of a constant whose own source is held out: what that source says of it hardly counts then."""
 PREFILL = ("compute", "prefill_layer", "prefill_context")
 DECODE = tuple(name for name in PRIORS if name not in PREFILL)
 
@@ -43,8 +46,9 @@ class Prefill:
     sigmas: Mapping[str, float]
 
 
-def fit(cases: Sequence[Case]) -> Fit:
-    """The constants that explain the decoding rows best, given what is known of them."""
+def fit(cases: Sequence[Case], *, without: str = "") -> Fit:
+    """The constants that explain the decoding rows best, given what is known of them. without: a source
+    that is held out, "owner/name": what it says of constants is held back, too."""
     rates = list(ACCEPTANCE)
 
     def made(point: np.ndarray) -> Fit:
@@ -63,22 +67,22 @@ def fit(cases: Sequence[Case]) -> Fit:
                 rate = accepted(case.drafter, case.text, candidate.rates)
                 expected = expected_tokens(rate, case.run.drafts)
                 found.append(_tame(log(expected / case.tokens) / TEXT_NOISE))
-        return np.array([*found, *_pulls(point, [*DECODE, *rates])])
+        return np.array([*found, *_pulls(point, [*DECODE, *rates], without)])
 
     point, sigmas = _solve(residuals, len(DECODE) + len(rates))
     best = made(point)
     return Fit(best.constants, best.rates, dict(zip([*DECODE, *rates], sigmas, strict=True)))
 
 
-def fit_prefill(cases: Sequence[PrefillCase]) -> Prefill:
-    """The constants that explain the prefill rows best."""
+def fit_prefill(cases: Sequence[PrefillCase], *, without: str = "") -> Prefill:
+    """The constants that explain the prefill rows best. without: as above."""
 
     def residuals(point: np.ndarray) -> np.ndarray:
         constants = _constants(dict(zip(PREFILL, point, strict=True)))
         found = [
             _tame(log(predicted_prefill(case, constants) / case.observed) / TEXT_NOISE) for case in cases
         ]
-        return np.array([*found, *_pulls(point, PREFILL)])
+        return np.array([*found, *_pulls(point, PREFILL, without)])
 
     point, sigmas = _solve(residuals, len(PREFILL))
     constants = asdict(_constants(dict(zip(PREFILL, point, strict=True))))
@@ -107,10 +111,19 @@ def _moved(prior: Prior, shift: float) -> float:
     return 1 / (1 + exp(-(log(prior.value / (1 - prior.value)) + shift)))
 
 
-def _pulls(point: np.ndarray, names: Sequence[str]) -> list[float]:
+def _pulls(point: np.ndarray, names: Sequence[str], without: str) -> list[float]:
     """How far each constant is from its source, in sigmas."""
     known = {**PRIORS, **ACCEPTANCE}
-    return [float(shift) / known[name].sigma for name, shift in zip(names, point, strict=True)]
+    sigmas = [LOOSE if said_by(known[name], without) else known[name].sigma for name in names]
+    return [float(shift) / sigma for shift, sigma in zip(point, sigmas, strict=True)]
+
+
+def said_by(prior: Prior, source: str) -> bool:
+    """Whether a constant's value was taken from a source of measurements, named "owner/name"."""
+    owner, _, name = source.partition("/")
+    if not name or "/" in name:
+        return False
+    return any(re.search(rf"(?<!\w){re.escape(part)}(?!\w)", prior.source) for part in (owner, name))
 
 
 def _tame(value: float) -> float:

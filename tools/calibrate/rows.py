@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -77,6 +78,7 @@ _NUMBERS = (
     *("tp", "pp", "dcp", "concurrency", "spec_tokens", "prompt_len"),
     *("decode_tok_s", "prefill_tok_s"),
 )
+_COUNTS = ("tp", "pp", "dcp", "concurrency")
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -86,13 +88,19 @@ def read_rows(path: Path) -> list[Row]:
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         if not line.strip():
             continue
-        row = json.loads(line)
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"{path}:{number}: this is no JSON: {error}") from None
         if not isinstance(row, dict) or not isinstance(row.get("source_url"), str):
             raise ValueError(f"{path}:{number}: a row is an object with a source_url")
         for name in _NUMBERS:
             value = row.get(name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
                 raise ValueError(f"{path}:{number}: {name} is {value!r}, which is no number")
+            least = 1 if name in _COUNTS else 0
+            if value is not None and not least <= value < math.inf:
+                raise ValueError(f"{path}:{number}: {name} is {value!r}, which cannot be")
         rows.append(row)
     return rows
 
@@ -285,16 +293,17 @@ def link_of(row: Row) -> Link:
 def _speculation(row: Row) -> tuple[str, int, int, int]:
     """(method, drafts, bytes of the drafter, its layers)."""
     said = str(row.get("spec_method") or "").lower()
-    if not said:
+    if not _kind(row):
         return "", 0, 0, 0
-    block = "dflash" in said or "dspark" in said
+    kind = _kind(row)
+    block = kind in ("dflash2", "dspark")
     drafts = int(row.get("spec_tokens") or (7 if "dflash" in said else 5 if block else 3))
     if re.search(r"adaptive|auto|conf", said) or str(row.get("engine")).startswith("TensorFold"):
         drafts = _adapted(row, drafts, block)
     if not block:
-        return "mtp", drafts, 0, 0
+        return kind, drafts, 0, 0
     flash = row.get("model") == "GLM-5.3-Flash"
-    if "dspark" in said:
+    if kind == "dspark":
         name = "RedHatAI/GLM-5.3-speculator.dspark" if row.get("model") == "GLM-5.3" else ""
         name = name or "RedHatAI/GLM-5.2-speculator.dspark"
     else:
@@ -315,11 +324,22 @@ def _adapted(row: Row, drafts: int, block: bool) -> int:
     return 3 if block else min(drafts, 3)
 
 
-def drafter_of(row: Row) -> str:
-    """Whose acceptance counts: mtp, dspark, dflash2, each for GLM or flash."""
+def _kind(row: Row) -> str:
+    """What drafts: dspark, dflash2, lookup, mtp; empty where nothing does."""
     said = str(row.get("spec_method") or "").lower()
-    kind = "dspark" if "dspark" in said else "dflash2" if "dflash" in said else "mtp" if said else ""
-    return f"{kind}-flash" if kind and row.get("model") == "GLM-5.3-Flash" else kind
+    if said in ("", "none", "off", "no"):
+        return ""
+    for kind, pattern in (("dspark", "dspark"), ("dflash2", "dflash"), ("lookup", r"n-?gram|suffix|lookup")):
+        if re.search(pattern, said):
+            return kind
+    return "mtp"
+
+
+def drafter_of(row: Row) -> str:
+    """Whose acceptance counts, see `glmspark.plan.speed.text.ACCEPTANCE`."""
+    kind = _kind(row)
+    flash = row.get("model") == "GLM-5.3-Flash" and kind in ("mtp", "dflash2")
+    return f"{kind}-flash" if flash else kind
 
 
 _SURE = ("structured", "count", "repetitive", "peak", "predictable", "degenerate", "high-acceptance")

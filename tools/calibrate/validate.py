@@ -1,5 +1,5 @@
 """Leave one source out: how far off are predictions of measurements by people whose rows were not looked
-at?"""
+at, nor what they say of the constants?"""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from glmspark.plan.speed.constants import Constants
 from glmspark.plan.speed.predict import spread_of
 from glmspark.plan.speed.text import tokens_spread
 from tools.calibrate.fit import Fit, fit, fit_prefill, predicted, predicted_prefill
 from tools.calibrate.rows import Case, PrefillCase
 
-__all__ = ["Outcome", "Spread", "decode_outcomes", "prefill_outcomes", "spreads"]
+__all__ = ["Outcome", "Spread", "decode_outcomes", "prefill_noise", "prefill_outcomes", "spreads"]
 
 SHARE = 0.95
 """Of the rows that a range is made from, which it should hold; of rows by others it then holds about nine
@@ -67,11 +68,11 @@ def spreads(cases: Sequence[Case], found: Fit) -> Spread:
 
 
 def decode_outcomes(cases: Sequence[Case]) -> list[Outcome]:
-    """Every row, predicted from the rows of the other sources alone."""
+    """Every row, predicted from what other sources measured and say."""
     found = []
     for source in sorted({case.source for case in cases}):
         others = [case for case in cases if case.source != source]
-        learned = fit(others)
+        learned = fit(others, without=source)
         spread = spreads(others, learned)
         found += [outcome(case, learned, spread) for case in cases if case.source == source]
     return sorted(found, key=lambda one: one.case.number)
@@ -88,12 +89,19 @@ def outcome(case: Case, learned: Fit, spread: Spread) -> Outcome:
     return Outcome(case, value, value / factor, value * factor)
 
 
-def prefill_outcomes(cases: Sequence[PrefillCase], decode: Fit, noise: float) -> list[Outcome]:
-    """Likewise of prefill. noise: sigma of its range."""
+def prefill_noise(cases: Sequence[PrefillCase], constants: Constants) -> float:
+    """Sigma of the range of prefill that nine of ten of these rows are in."""
+    off = [abs(np.log(predicted_prefill(case, constants) / case.observed)) for case in cases]
+    return float(np.quantile(off, 0.9) / 1.645)
+
+
+def prefill_outcomes(cases: Sequence[PrefillCase], decode: Fit) -> list[Outcome]:
+    """Likewise of prefill. decode: the constants of decoding, of all rows."""
     found = []
     for source in sorted({case.source for case in cases}):
-        learned = fit_prefill([case for case in cases if case.source != source])
-        constants = replace(decode.constants, **learned.values)
+        others = [case for case in cases if case.source != source]
+        constants = replace(decode.constants, **fit_prefill(others, without=source).values)
+        noise = prefill_noise(others, constants) if others else 1.0
         for case in cases:
             if case.source == source:
                 value = predicted_prefill(case, constants)
