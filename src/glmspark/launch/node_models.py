@@ -72,9 +72,7 @@ def place_of(source: ModelSource, models: str, accounts: Mapping[str, Account]) 
     return next(iter(homes))
 
 
-async def look_at_model(
-    fleet: Fleet, source: ModelSource, place: str, layout: Layout | None = None
-) -> Model:
+async def look_at_model(fleet: Fleet, source: ModelSource, place: str, layout: Layout | None = None) -> Model:
     """What the nodes have of a model, and the checkpoint itself.
 
     layout: of its ranks; with one, nodes may each have the part that their rank needs. Raises CheckpointError
