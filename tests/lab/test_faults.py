@@ -41,4 +41,4 @@ def test_a_fault_is_detected_named_and_survived(site: Site, kind: Kind, node: st
     found = make_fault(site, kind, node, number=0, seed=SEED)
     print(found)
     assert found.right, found
-    assert found.named, found
+    assert found.named or not kind.certain, found
