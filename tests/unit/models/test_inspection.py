@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from glmspark.models.errors import CheckpointError
 from glmspark.models.files import LocalFiles
@@ -337,78 +335,3 @@ def test_a_regular_expression_that_never_ends_is_ended(tmp_path, monkeypatch):
     found = look(made.write(tmp_path / "m"))
     assert "quantization-config" in rules(found)
     assert "is not done after" in found.problems[0].seen
-
-
-WORDS = st.sampled_from(["full", "F", "re:(", "fp8"])
-JUNK = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.text(max_size=12)
-    | st.sampled_from(["full", "F", "re:(", "fp8"]),
-    lambda part: st.lists(part, max_size=5) | st.dictionaries(st.text(max_size=12), part, max_size=5),
-    max_leaves=12,
-)
-KEYS = [
-    *TOY,
-    "quantization_config",
-    "indexer_types",
-    "mlp_layer_types",
-    "text_config",
-    "vision_config",
-    "layer_types",
-]
-
-
-QUANTIZATION = st.dictionaries(
-    st.sampled_from(["quant_method", "ignore", "config_groups", "quant_algo", "exclude_modules"]),
-    JUNK,
-    max_size=4,
-)
-
-
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(key=st.sampled_from(KEYS), value=JUNK, quantization=QUANTIZATION)
-def test_a_config_that_says_anything_gives_an_error_or_problems(tmp_path_factory, key, value, quantization):
-    made = seed()
-    made.config[key] = value
-    if quantization:
-        made.config["quantization_config"] = quantization
-    path = made.write(tmp_path_factory.mktemp("fuzz") / "m")
-    try:
-        rules(look(path))
-    except CheckpointError as error:
-        advice = error.next
-    else:
-        return
-    assert advice
-
-
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.data())
-def test_damaged_files_give_an_error_or_problems(tmp_path_factory, data):
-    path = seed(True).write(tmp_path_factory.mktemp("fuzz") / "m")
-    name = data.draw(st.sampled_from(sorted(one.name for one in path.iterdir())))
-    raw = bytearray((path / name).read_bytes())
-    for _ in range(data.draw(st.integers(1, 6))):
-        at = data.draw(st.integers(0, min(len(raw) - 1, 4000)))
-        change = data.draw(st.sampled_from(["flip", "cut", "insert", "zero"]))
-        if change == "flip":
-            raw[at] ^= data.draw(st.integers(1, 255))
-        elif change == "cut":
-            del raw[at : at + data.draw(st.integers(1, 200))]
-        elif change == "zero":
-            raw[at : at + 8] = bytes(8)
-        else:
-            raw[at:at] = data.draw(st.binary(min_size=1, max_size=20))
-        if not raw:
-            raw = bytearray(b"x")
-    (path / name).write_bytes(raw)
-    try:
-        rules(look(path))
-    except CheckpointError as error:
-        advice = error.next
-    else:
-        return
-    assert advice
