@@ -26,7 +26,7 @@ CGROUPS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
 class Kind:
     """A kind of fault. bound: seconds until it must be detected. inject: makes it on a node, and returns what
     takes it back. seen: whether it is detected. named: whether what was said names it. restarts: whether the
-    deployment begins anew; else it must go on. certain: whether what is seen always tells the rank."""
+    deployment begins anew; else it must go on."""
 
     name: str
     bound: float
@@ -35,7 +35,6 @@ class Kind:
     named: Callable[[str, str], bool]
     restarts: bool
     nodes: tuple[str, ...] = NODES
-    certain: bool = True
 
 
 def _nothing() -> None:
@@ -181,7 +180,6 @@ KINDS = (
         _cause,
         _says("on {node} stands still"),
         True,
-        certain=False,
     ),
     Kind("API frozen", 2 * STALL, _kill("", "STOP"), _cause, _says("API server", "{node}"), True, NODES[:1]),
     Kind("cut a link", 15, _cut, _cause, _says("was silent", "[lost]"), True, NODES[1:]),

@@ -16,8 +16,8 @@ from tests.lab.virtual import VirtualSparks
 pytestmark = pytest.mark.timeout(600)
 
 SEED = 6
-LEFT_OUT = ("kill a worker",)
-"""As good as another one: each restart takes its time."""
+LEFT_OUT = ("kill a worker", "freeze a worker")
+"""Each restart takes its time: `make soak` has these, too."""
 
 
 def sample() -> list[tuple[Kind, str]]:
@@ -41,4 +41,4 @@ def test_a_fault_is_detected_named_and_survived(site: Site, kind: Kind, node: st
     found = make_fault(site, kind, node, number=0, seed=SEED)
     print(found)
     assert found.right, found
-    assert found.named or not kind.certain, found
+    assert found.named, found
