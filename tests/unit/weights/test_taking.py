@@ -16,7 +16,7 @@ from glmspark.weights.relay.check import verify
 from glmspark.weights.relay.digest import CHUNK, SIZE, digest, root
 from glmspark.weights.relay.manifest import MANIFEST
 from glmspark.weights.relay.serve import END, FRAME, WAIT, Pace
-from glmspark.weights.relay.store import File
+from glmspark.weights.relay.store import File, TransferError
 from tests.unit.weights.relays import Relay, model, new_key, program, same
 
 
@@ -63,6 +63,9 @@ class Scripted:
         data, self._data = self._data[:count], self._data[count:]
         return memoryview(data)
 
+    def hear(self, count: int) -> memoryview:
+        return self.receive(count)
+
     def close(self) -> None:
         pass
 
@@ -83,6 +86,25 @@ def test_a_break_after_a_long_wait_is_not_the_end(tmp_path, monkeypatch):
     monkeypatch.setattr(pull, "connect", lambda *_: wires.pop(0))
     peer = pull.Peer("b", lambda: "198.18.0.1:1", {})
     assert peer.digests(file) == whole
+
+
+def test_a_chunk_that_nobody_asked_for_is_not_written_over_a_verified_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(pull, "_AGAIN", 0.0)
+    file = File(tmp_path, "a", CHUNK + 5, "blake2b", None)
+    file.begin()
+    file.put(1, 0, memoryview(b"right"))
+    assert file.accept(1, digest("blake2b", b"right"), digest("blake2b", b"right"))
+
+    class Odd(Scripted):
+        def receive(self, count: int, _into: object = None) -> memoryview:
+            return super().receive(count)
+
+    wire = Odd(FRAME.pack(1, 5, digest("blake2b", b"wrong")) + b"wrong")
+    monkeypatch.setattr(pull, "connect", lambda *_: wire)
+    with pytest.raises(TransferError, match="sent 5 bytes for chunk 1"):
+        pull.Peer("b", lambda: "198.18.0.1:1", {}).fetch(file)
+    assert (tmp_path / ".a.part").read_bytes()[CHUNK:] == b"right"
+    file.close()
 
 
 def test_an_answer_that_is_no_http_is_asked_for_again(tmp_path):

@@ -93,3 +93,35 @@ def test_records_are_what_was_sent_in_their_order(monkeypatch, what):
         server.receive(5)
     for one in (near, far, other):
         one.close()
+
+
+@pytest.mark.parametrize("what", ["as it was", "changed", "left out", "repeated", "reflected"])
+def test_on_a_trusted_fabric_messages_are_those_that_were_said(monkeypatch, what):
+    """A bit that turns over in a request or in a chunk's number would put right bytes elsewhere."""
+    client, server = ends(new_key(True), monkeypatch)
+    near, far = client.socket, server.socket
+    client.send_json({"file": "a-00001"})
+    client.say(b"chunk 7")
+    raw = far.recv(1000)
+    size = 4 + len('{"file": "a-00001"}') + 32
+    assert b"chunk 7" in raw  # not encrypted
+    injected, other = pair()
+    injected.sendall(
+        {
+            "changed": raw.replace(b"a-00001", b"a-00003"),
+            "left out": raw[size:] + bytes(100),
+            "repeated": raw[:size] + raw[:size],
+        }.get(what, raw)
+    )
+    injected.close()
+    taker = client if what == "reflected" else server
+    taker._link._socket = other
+    if what in ("as it was", "repeated"):
+        assert taker.receive_json() == {"file": "a-00001"}
+    if what == "as it was":
+        assert bytes(taker.hear(7)) == b"chunk 7"
+    else:
+        with pytest.raises(ConnectionError):
+            taker.receive_json()
+    for one in (near, far, other):
+        one.close()

@@ -70,7 +70,7 @@ class Peer:
                 while index == WAIT:
                     self._waited = time.monotonic()
                     index, length, top = _frame(wire)
-                raw = bytes(wire.receive(length))
+                raw = bytes(wire.hear(length))
             except (OSError, ConnectionError) as error:
                 self._drop()
                 if time.monotonic() > max(give_up, self._waited + _AGAIN):
@@ -91,6 +91,7 @@ class Peer:
             bitmap[index // 8] |= 1 << (index % 8)
         _guarded(wire.send_json, {"what": "chunks", "file": file.name, "missing": bitmap.hex()})
         buffer = bytearray(PIECE)
+        asked = set(missing)
         while True:
             index, length, said = _guarded(_frame, wire)
             if index == END:
@@ -99,11 +100,13 @@ class Peer:
                 self._waited = time.monotonic()
                 continue
             if index == FAILED:
-                reason = bytes(_guarded(wire.receive, min(length, 4000))).decode(errors="replace")
+                reason = bytes(_guarded(wire.hear, length)).decode(errors="replace")
                 raise TransferError(f"{self.name}: {reason}")
-            begin, end = span(file.size, index) if index < len(file.digests) else (0, -1)
+            # One that was not asked for may be one that is verified already: it would be written over.
+            begin, end = span(file.size, index) if index in asked else (0, -1)
             if length != end - begin:
                 raise _WireError(f"{self.name} sent {length} bytes for chunk {index}")
+            asked.remove(index)
             # Hashed and written piece by piece, while it is still in the processor's cache.
             hasher = new(file.algorithm)
             for at in range(0, length, PIECE):
@@ -152,7 +155,7 @@ def _guarded(call: Callable[..., T], *arguments: Any) -> T:
 
 
 def _frame(wire: Wire) -> tuple[int, int, bytes]:
-    index, length, said = FRAME.unpack(wire.receive(FRAME.size))
+    index, length, said = FRAME.unpack(wire.hear(FRAME.size))
     return index, length, said
 
 

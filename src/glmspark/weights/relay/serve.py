@@ -86,12 +86,13 @@ class Server:
     def _digests(self, wire: Wire, file: File) -> None:
         try:
             while not file.wait(None, 5.0):
-                wire.send(FRAME.pack(WAIT, 0, bytes(SIZE)))
+                wire.say(FRAME.pack(WAIT, 0, bytes(SIZE)))
             found = b"".join(file.all_digests())
         except (TransferError, OSError) as error:
             _fail(wire, str(error))
             return
-        wire.send(FRAME.pack(END, len(found), file.root()), found)
+        wire.say(FRAME.pack(END, len(found), file.root()))
+        wire.say(found)
 
     def _chunks(self, wire: Wire, file: File, missing: bytes, buffer: bytearray) -> None:
         try:
@@ -100,19 +101,21 @@ class Server:
                     continue
                 begin, end = span(file.size, index)
                 while not file.wait(index, 5.0):
-                    wire.send(FRAME.pack(WAIT, 0, bytes(SIZE)))
+                    wire.say(FRAME.pack(WAIT, 0, bytes(SIZE)))
                 self._pace.take(end - begin)
                 data, said = file.read(index, buffer)
-                wire.send(FRAME.pack(index, end - begin, said), data)
+                wire.say(FRAME.pack(index, end - begin, said))
+                wire.send(data)
                 with self._lock:
                     self.sent += end - begin
             while not file.wait(None, 5.0):
-                wire.send(FRAME.pack(WAIT, 0, bytes(SIZE)))
-            wire.send(FRAME.pack(END, 0, bytes(SIZE)))
+                wire.say(FRAME.pack(WAIT, 0, bytes(SIZE)))
+            wire.say(FRAME.pack(END, 0, bytes(SIZE)))
         except TransferError as error:
             _fail(wire, str(error))
 
 
 def _fail(wire: Wire, reason: str) -> None:
     raw = reason.encode()[:2000]
-    wire.send(FRAME.pack(FAILED, len(raw), bytes(SIZE)), raw)
+    wire.say(FRAME.pack(FAILED, len(raw), bytes(SIZE)))
+    wire.say(raw)
