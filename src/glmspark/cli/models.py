@@ -148,8 +148,6 @@ async def _remove(cluster: Cluster, where: Mapping[str, StoredModel]) -> dict[st
 
 async def _check_unused(fleet: Fleet, where: Mapping[str, StoredModel]) -> None:
     """Raises GlmsparkError where a deployment that is alive names the model, or where a node does not say."""
-    import json
-
     from glmspark.errors import GlmsparkError
     from glmspark.launch.agents import Agents
     from glmspark.launch.cluster_ops import is_alive
@@ -159,13 +157,22 @@ async def _check_unused(fleet: Fleet, where: Mapping[str, StoredModel]) -> None:
         if isinstance(states, NodeError):
             raise states
         for state in states:
-            if is_alive(state) and any(one.path in json.dumps(state) for one in where.values()):
+            if is_alive(state) and any(_names(state, one.path) for one in where.values()):
                 raise GlmsparkError(
                     f"{state.get('name')} uses it",
                     host=node,
                     step="remove a model",
                     next=f"stop it first: `glmspark down {state.get('name')}`",
                 )
+
+
+def _names(state: Mapping[str, Any], path: str) -> bool:
+    """Whether a deployment's state names a directory, or a file in it; not one whose name begins so."""
+    import json
+    import re
+
+    text = json.dumps(state, ensure_ascii=False)
+    return re.search(rf"{re.escape(path)}(?![\w@+-]|\.\w)", text) is not None
 
 
 def _show(found: Mapping[str, Any]) -> None:

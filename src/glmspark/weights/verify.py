@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import posixpath
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,14 +28,21 @@ root = os.path.expanduser(sys.argv[1])
 found = []
 for name in sorted(os.listdir(root)) if os.path.isdir(root) else []:
     path = os.path.join(root, name)
-    if name.startswith(".") or not os.path.isdir(path):
+    # What a removal that was broken off has left is shown too: it takes room, and can be removed.
+    if (name.startswith(".") and not name.startswith(".removing-")) or not os.path.isdir(path):
         continue
     own = linked = files = 0
-    partial = False
+    try:
+        there = os.listdir(path)
+    except OSError:
+        there = []
+    partial = "config.json" not in there or name.startswith(".")
+    begun = name.startswith(".") or any(one.endswith((".safetensors", ".glmspark-lock")) for one in there)
     into = set()
     for folder, _, names in os.walk(path):
         for one in names:
             at = os.path.join(folder, one)
+            begun = begun or one.endswith(".part")
             partial = partial or one.endswith(".part")
             try:
                 size = os.stat(at).st_size
@@ -56,17 +64,36 @@ for name in sorted(os.listdir(root)) if os.path.isdir(root) else []:
         part = [int(said[key]) for key in ("rank", "tp", "pp")]
     except (OSError, ValueError, KeyError, TypeError):
         pass
-    if os.path.exists(os.path.join(path, "config.json")) or partial:
+    if begun or "config.json" in there:
         found.append([name, files, own, linked, partial, known, sorted(into), part])
 print(json.dumps([root, found]))
+"""
+
+# Whoever serves a model has its directory among its arguments: a deployment of this machine alone, one in a
+# container and one that is none of ours as well. This program itself has it from its input.
+_USERS = r"""import os, re, sys
+path = os.fsdecode(sys.stdin.buffer.read())
+names = "|".join(re.escape(one) for one in {path, os.path.realpath(path)})
+used = re.compile(r"(?<![\w./@+-])(?:%s)(?![\w@+-]|\.\w)" % names)
+for entry in sorted(os.listdir("/proc")):
+    if not entry.isdecimal():
+        continue
+    try:
+        with open("/proc/" + entry + "/cmdline", "rb") as file:
+            said = os.fsdecode(file.read()).replace("\0", " ").strip()
+    except OSError:
+        continue
+    if used.search(said):
+        print(entry, ascii(said[:80])[1:-1])
 """
 
 
 @dataclass(frozen=True)
 class StoredModel:
     """A model's directory on a node. nbytes: of disk; linked: bytes of files it links to. partial: a transfer
-    into it has not ended. hashed: whether its hashes are kept beside it. into: other models' directories that
-    its files lead into by links. part: where the directory holds what one rank needs: rank, TP, PP."""
+    into it has not ended, or its removal. hashed: whether its hashes are kept beside it. into: other models'
+    directories that its files lead into by links. part: where the directory holds what one rank needs: rank,
+    TP, PP."""
 
     path: str
     files: int
@@ -172,13 +199,29 @@ async def list_models(fleet: Fleet, models: str) -> dict[str, dict[str, StoredMo
 
 
 async def remove_model(fleet: Fleet, where: Mapping[str, StoredModel]) -> dict[str, NodeError | None]:
-    """Remove a model's directory on these nodes; what it links to stays. By node, an error or None."""
+    """Remove a model's directory on these nodes; what it links to stays. By node, an error or None.
+
+    Nowhere, if a process on one of them has it among its arguments.
+    """
+
+    async def look(node: Node) -> None:
+        path = where[node.host].path
+        done = await node.must(["python3", "-c", _USERS], f"see who uses {path}", input=os.fsencode(path))
+        if users := done.stdout.splitlines():
+            raise NodeError(
+                f"process {users[0].partition(' ')[0]} uses {path}",
+                host=node.host,
+                step="remove a model",
+                seen="\n".join(users[:5]),
+                next="stop it first: `glmspark status` shows deployments",
+            )
 
     async def one(node: Node) -> None:
         path = where[node.host].path
         # Renamed first: whatever happens then, no half model lies under its name.
         aside = posixpath.join(posixpath.dirname(path), f".removing-{posixpath.basename(path)}")
         lock = posixpath.join(path, ".glmspark-lock")
+        await node.must(["rm", "-rf", "--", aside], f"remove {aside}", timeout=600)  # left by an earlier one
         await node.must(
             ["flock", "-n", lock, "mv", "-T", "--", path, aside],
             f"remove {path}",
@@ -187,6 +230,9 @@ async def remove_model(fleet: Fleet, where: Mapping[str, StoredModel]) -> dict[s
         await node.must(["rm", "-rf", "--", aside], f"remove {path}", timeout=600)
 
     with contextlib.suppress(asyncio.CancelledError):
+        looked = await fleet.each(look, names=list(where))
+        if any(isinstance(result, NodeError) for result in looked.values()):
+            return {name: one if isinstance(one, NodeError) else None for name, one in looked.items()}
         return {
             name: result if isinstance(result, NodeError) else None
             for name, result in (await fleet.each(one, names=list(where))).items()

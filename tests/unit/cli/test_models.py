@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from glmspark.nodes.fleet import Fleet
 from glmspark.weights import verify
 from glmspark.weights.verify import StoredModel
 from tests.unit.cli.commands import Glmspark
@@ -61,7 +63,15 @@ def removing(monkeypatch: pytest.MonkeyPatch, state: dict[str, Any]) -> list[str
 
 @pytest.mark.parametrize(
     ("alive", "path", "stays"),
-    [(True, "/models/m", True), (True, "/models/n", False), (False, "/models/m", False)],
+    [
+        (True, "/models/m", True),
+        (True, "--volume=/models/m:/models/m:ro", True),
+        (True, "/models/m/config.json", True),
+        (True, "/models/n", False),
+        (True, "/models/m@main", False),
+        (True, "/models/m.old", False),
+        (False, "/models/m", False),
+    ],
 )
 def test_what_a_deployment_uses_stays(
     glmspark: Glmspark, cluster: Path, monkeypatch: pytest.MonkeyPatch, alive: bool, path: str, stays: bool
@@ -73,6 +83,18 @@ def test_what_a_deployment_uses_stays(
     assert removed == ([] if stays else ["spark1", "spark2"])
     if stays:
         assert "big uses it" in done.err
+
+
+def test_what_is_in_use_has_a_name_of_any_letters(
+    glmspark: Glmspark, cluster: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def listed(*_: object) -> dict[str, dict[str, StoredModel]]:
+        return {"spark1": {"m": StoredModel("/modèles/m", 3, 10**9, 0, False, True)}}
+
+    removed = removing(monkeypatch, {"name": "big", "alive": True, "record": {"argv": ["/modèles/m"]}})
+    monkeypatch.setattr("glmspark.weights.verify.list_models", listed)
+    assert glmspark("models", "rm", "m", "--cluster", cluster, "--yes").code == 1
+    assert not removed
 
 
 def test_models_are_shown(glmspark: Glmspark, cluster: Path) -> None:
@@ -129,9 +151,10 @@ def test_a_model_that_another_links_into_stays(
 
 
 def test_what_lies_below_paths_models(tmp_path: Path) -> None:
-    for name in ("whole", "part", "linking", "none"):
+    others = {"none": "README", "begun": "model-00001-of-00002.safetensors", ".removing-old": "x"}
+    for name in ("whole", "part", "linking", "none", "begun", ".removing-old"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / ("README" if name == "none" else "config.json")).write_text("{}")
+        (tmp_path / name / (others.get(name, "config.json"))).write_text("{}")
     mark = {"rank": 1, "tp": 1, "pp": 3, "of": {}}
     index = {"metadata": {"glmspark": mark}, "weight_map": {}}
     (tmp_path / "part" / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -144,8 +167,36 @@ def test_what_lies_below_paths_models(tmp_path: Path) -> None:
     )
     root, found = verify._parse(done.stdout)
     assert root == str(tmp_path)
-    assert found.keys() == {"whole", "part", "linking"}
+    # Whoever needs room sees all that takes it: also what was broken off between two files, or while it went.
+    assert found.keys() == {"whole", "part", "linking", "begun", ".removing-old"}
+    assert [name for name, one in found.items() if one.partial] == [".removing-old", "begun"]
     assert (found["linking"].linked, found["linking"].into) == (5000, ["whole"])
     assert found["part"].part == [1, 1, 3]
     assert found["whole"].part is None
     assert not found["whole"].into
+
+
+def test_a_model_goes_whole_and_not_from_under_a_process(tmp_path: Path) -> None:
+    """Without a record of it: started by hand, or by another machine's glmspark."""
+    path = tmp_path / "m"
+    where = {"here": StoredModel(str(path), 1, 1, 0, False, True)}
+    for left in (path, tmp_path / ".removing-m"):
+        left.mkdir()
+        (left / "config.json").write_text("{}")
+
+    async def remove() -> Any:
+        async with Fleet({"here": None}) as fleet:
+            return (await verify.remove_model(fleet, where))["here"]
+
+    words = [sys.executable, "-c", "input()", "serve", f"--model={path}"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE) as user:
+        error = asyncio.run(remove())
+        assert f"process {user.pid} uses {path}" in str(error)
+        assert path.is_dir()
+        assert user.stdin is not None
+        user.stdin.write(b"\n")
+    with subprocess.Popen([*words[:-1], f"--model={path}-2"], stdin=subprocess.PIPE) as other:
+        assert asyncio.run(remove()) is None
+        assert other.stdin is not None
+        other.stdin.write(b"\n")
+    assert list(tmp_path.iterdir()) == []
