@@ -323,6 +323,8 @@ class Supervisor:
         relatives = self.deployment.relatives
         left = sweep.members(self.home.path, relatives)
         memory = set(self.deployment.shared_memory) | sweep.segments(left)
+        if self.prover is not None:
+            self.prover.kill()  # nobody waits for its verdicts any more
         dead = set()
         for rank in self.ranks.values():
             if rank.process.poll() is None:

@@ -46,7 +46,7 @@ def test_clean_takes_what_is_left_and_leaves_what_runs(glmspark: Glmspark) -> No
     while any(map(processes.is_alive, ranks)):
         assert time.monotonic() < end
         time.sleep(0.05)
-    # Left are the workers: ranks end with their supervisor, and Python's resource trackers with the ranks.
+    # Left are the workers: ranks end with their supervisor.
     end = time.monotonic() + 30.0
     while True:
         would = glmspark("clean", "--dry-run", "--json").json["this machine"]

@@ -2,16 +2,16 @@
 
     python pretend_rank.py RANK BEHAVIOUR [PORT]
 
-It prints vLLM's lines, starts a child that is titled like a worker, and then does as told.
+It prints vLLM's lines, starts a child that is titled like a worker, and then does as told. Tests start many
+of them, so it imports little.
 """
 
 from __future__ import annotations
 
+import os
 import signal
-import subprocess
 import sys
 import time
-from multiprocessing import shared_memory
 
 LINES = (
     "INFO 01-02 03:04:05 [model.py:733] Resolved architecture: GlmMoeDsaForCausalLM",
@@ -26,20 +26,41 @@ SERVING = "INFO:     Application startup complete."
 
 
 def serve(port: int) -> None:
-    """Answer every GET with 200."""
-    import http.server  # here: only one rank of several serves
+    """Answer every GET with 200 and everything else with 501."""
+    import socket  # here: only one rank of several serves
+    import threading
 
-    class Health(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
+    def answer(client: socket.socket) -> None:
+        with client, client.makefile("rb") as asked:
+            head, size = asked.readline(), 0
+            while (line := asked.readline().lower()) not in (b"\r\n", b""):
+                if line.startswith(b"content-length:"):
+                    size = int(line.partition(b":")[2])
+            asked.read(size)
+            status = b"200 OK" if head.startswith(b"GET ") else b"501 Unsupported method"
+            client.sendall(b"HTTP/1.0 " + status + b"\r\n\r\n")
 
-        def log_message(self, *_: object) -> None:
-            return
+    with socket.create_server(("127.0.0.1", port)) as server:
+        print(SERVING, flush=True)
+        while True:
+            threading.Thread(target=answer, args=(server.accept()[0],), daemon=True).start()
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Health)
-    print(SERVING, flush=True)
-    server.serve_forever()
+
+def make_segment(tracked: bool) -> tuple[str, object]:
+    """Shared memory under a name of Python's: the name, and what keeps it open, for the worker as well.
+
+    tracked: by Python, with its resource tracker as a further process.
+    """
+    if tracked:
+        from multiprocessing import shared_memory
+
+        segment = shared_memory.SharedMemory(create=True, size=4096)
+        return segment.name, segment
+    name = f"psm_{os.getpid()}_{time.monotonic_ns():x}"
+    handle = os.open(f"/dev/shm/{name}", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    os.ftruncate(handle, 4096)
+    os.set_inheritable(handle, True)
+    return name, handle
 
 
 def main() -> None:
@@ -47,17 +68,16 @@ def main() -> None:
     rank, behaviour = int(sys.argv[1]), sys.argv[2]
     if behaviour == "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    segment = shared_memory.SharedMemory(create=True, size=4096)
-    print(f"segment {segment.name}", flush=True)
+    name, _kept = make_segment(tracked=behaviour == "stubborn")
+    print(f"segment {name}", flush=True)
     for line in LINES:
         print(line, flush=True)
-    worker = subprocess.Popen(
-        [f"VLLM::Worker_TP{rank}", "-S", "-c", "import time; time.sleep(600)"], executable=sys.executable
-    )
-    print(f"worker {worker.pid}", flush=True)
+    title = [f"VLLM::Worker_TP{rank}", "-S", "-c", "import time; time.sleep(600)"]
+    worker = os.posix_spawn(sys.executable, title, os.environ)
+    print(f"worker {worker}", flush=True)
 
     def end(*_: object) -> None:
-        worker.terminate()
+        os.kill(worker, signal.SIGTERM)
         sys.exit(0)
 
     if behaviour != "stubborn":

@@ -63,7 +63,7 @@ def make_start(name: str, *behaviours: str, limits: Limits | None = None, keep: 
             RankRecord(
                 rank=rank,
                 node="here",
-                argv=[sys.executable, str(PRETEND), str(rank), behaviour, str(port)],
+                argv=[sys.executable, "-S", str(PRETEND), str(rank), behaviour, str(port)],
                 env=env,
                 log=str(where.rank_log(rank)),
             )
