@@ -1,4 +1,7 @@
-"""Subcommands, each with one JSON line (or several) on standard output; Trouble is one, with exit code 1."""
+"""Subcommands, each with one JSON line (or several) on standard output; Trouble is one, with exit code 1.
+
+What only the agent itself needs is imported where it is started: the others answer in half the time.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from pathlib import Path
 from .commands import clean, ready, status, stop
 from .files import Home, Trouble, base, full, put
 from .follow import follow
-from .start import kept, reap, resume, start
+from .reap import reap
 
 
 def main(words: list[str]) -> int:
@@ -21,6 +24,8 @@ def main(words: list[str]) -> int:
     home = Home(base() / name) if name else None
     try:
         if do == "start" and home:
+            from .start import kept, start
+
             return start(home, kept(home) if "--again" in flags else sys.stdin.buffer.read())
         if do == "follow" and home:
             at, lines = values.get("--at", ""), int(values.get("--lines", "-1"))
@@ -32,6 +37,8 @@ def main(words: list[str]) -> int:
         if do == "status":
             return status(name, record="--record" in flags)
         if do == "resume":
+            from .start import resume
+
             return resume()
         if do == "clean":
             return clean(name, dry="--dry-run" in flags)

@@ -1,4 +1,4 @@
-"""Starting the agent, detached from who asked for it, and reaping what it leaves when it is killed."""
+"""Starting the agent, detached from who asked for it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from .files import Home, Trouble, as_json, directories, locked, put, say, take_l
 from .life import OVER
 from .proc import HOME_MARK, ID_MARK, boot_id
 from .spec import VERSION, Spec
-from .sweep import close_lost, make_scratch, sweep
+from .sweep import make_scratch, sweep
 
 
 def start(home: Home, text: bytes, *, resumed: bool = False) -> int:
@@ -141,22 +140,6 @@ def _become_agent(home: Home, spec: Spec, lock: int, report: int, *, resumed: bo
 async def _live_and_go(agent: Agent) -> None:
     await agent.run()
     os._exit(0)  # at once: a thread may still wait for Docker
-
-
-def reap(home: Home, pipe: int) -> int:
-    """Wait for the agent's end; where it says nothing before it, stop its rank. It holds the lock as well."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    os.chdir(home.path)
-    if os.read(pipe, 1) == b".":
-        return 0
-    swept = sweep(home)
-    if (home.state() or {}).get("state") == "starting":
-        time.sleep(1.0)  # for a container whose start was under way
-        swept.containers += sweep(home).containers
-    say(f"the agent was killed; removed {swept}")
-    close_lost(home, "a rank's agent ended unexpectedly", swept)
-    return 0
 
 
 def resume() -> int:
