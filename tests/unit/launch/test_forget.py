@@ -17,6 +17,7 @@ from glmspark.launch.agent_archive import AGENT
 from glmspark.launch.command import free_port
 from glmspark.launch.record import ClusterSite, State, home
 from tests.unit.cli.commands import Glmspark
+from tests.unit.compiled import compiled
 from tests.unit.launch.agent.specs import spec_data
 from tests.unit.launch.starts import make_start
 
@@ -89,7 +90,7 @@ def test_one_that_runs_on_a_node_is_kept(
     known = forgetting.addresses
     monkeypatch.setattr(forgetting, "addresses", lambda cluster: {**known(cluster), "spark1": None})
     agent = tmp_path / "agent.pyz"
-    agent.write_bytes(AGENT.data)
+    agent.write_bytes(compiled(AGENT.data))
 
     def run(*words: str, stdin: str = "") -> None:
         argv = [sys.executable, "-I", agent, *words]

@@ -18,13 +18,14 @@ from typing import Any
 
 from glmspark.weights.archive import RELAY
 from glmspark.weights.spread import certificate
+from tests.unit.compiled import compiled
 
 HOST = "127.0.0.1"
 
 
 def program(directory: Path) -> Path:
     path = directory / "relay.pyz"
-    path.write_bytes(RELAY.data)
+    path.write_bytes(compiled(RELAY.data))
     return path
 
 

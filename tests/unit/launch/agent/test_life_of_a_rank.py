@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ import pytest
 
 from glmspark.launch.agent_archive import AGENT
 from glmspark.nodes import processes
+from tests.unit.compiled import compiled
 from tests.unit.launch.agent.specs import spec_data
 
 # A rank with a child in a session of its own, and a shared memory segment.
@@ -36,7 +38,7 @@ class Agents:
 
     def __init__(self, directory: Path) -> None:
         self.archive = directory / "agent.pyz"
-        self.archive.write_bytes(AGENT.data)
+        self.archive.write_bytes(compiled(AGENT.data))
         self.state = directory / "state"
         self.scratch = directory / "glmspark-scratch"
         self.home = self.state / "ranks" / "one"
@@ -157,7 +159,7 @@ def test_a_killed_agent_takes_all_along(agents: Agents) -> None:
 
 def test_shared_memory_is_seen_when_it_is_made(agents: Agents, tmp_path: Path) -> None:
     """Not only at the next look: this agent looks at nothing else."""
-    with zipfile.ZipFile(agents.archive) as whole:
+    with zipfile.ZipFile(io.BytesIO(AGENT.data)) as whole:
         files = {name: whole.read(name) for name in whole.namelist()}
     seldom = files["node_agent/agent.py"].replace(b"_TICK, _LOOK = 0.25, 1.0", b"_TICK, _LOOK = 0.25, 9e9")
     assert seldom != files["node_agent/agent.py"]
