@@ -6,6 +6,7 @@ A 400 GB checkpoint takes some 100 MB of disk. The few per-matrix scales of NVFP
 
 from __future__ import annotations
 
+import functools
 import json
 import struct
 from collections.abc import Callable, Iterator, Mapping
@@ -140,9 +141,10 @@ def tensors(name: str) -> Iterator[tuple[str, Tensor]]:
     for spec in known_architecture(config, "config.json").specs:
         if spec.layer is not None and spec.layer.mtp and not mtp:
             continue
+        parts = stored(spec)
         for expert in range(spec.experts):
             module = spec.name.replace("{expert}", str(expert)).rpartition(".")[0]
-            for part, tensor in stored(spec).items():
+            for part, tensor in parts.items():
                 yield f"{module}.{part}", tensor
 
 
@@ -181,25 +183,28 @@ def write(name: str, target: Path, *, shard_bytes: int = SHARD_BYTES) -> Path:
 def write_shard(path: Path, contents: Mapping[str, Tensor]) -> int:
     """One file: scalars first, as safetensors' own writer has it, then the rest; returns the data's bytes."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    scales: list[int] = []
-    position = 0
+    scales: list[tuple[int, int]] = []  # where and how many beside one another
+    position = end = 0
     for name, (dtype, shape) in sorted(contents.items(), key=lambda item: (-DTYPE_BITS[item[1][0]], item[0])):
         size = _size(dtype, shape)
         if name.endswith((".weight_scale_2", ".weight_global_scale")):
-            scales.append(position)
+            first, count = scales.pop() if scales and position == end else (position, 0)
+            scales.append((first, count + 1))
+            end = position + size
         header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [position, position + size]}
         position += size
     raw = json.dumps(header).encode()
     raw += b" " * (-len(raw) % 8)
     with path.open("wb") as file:
         file.write(len(raw).to_bytes(8, "little") + raw)
-        for place in scales:
+        for place, count in scales:
             file.seek(8 + len(raw) + place)
-            file.write(GLOBAL_SCALE)
+            file.write(GLOBAL_SCALE * count)
         file.truncate(8 + len(raw) + position)
     return position
 
 
+@functools.cache
 def _size(dtype: str, shape: tuple[int, ...]) -> int:
     size = DTYPE_BITS[dtype] // 8
     for dimension in shape:
