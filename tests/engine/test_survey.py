@@ -27,6 +27,7 @@ def test_the_patches_on_the_vllm_at_hand() -> None:
         "small-heads": "not needed here",
         "mla-decode": "not needed here",
         "dense-decode": "not needed here",
+        "sparse-decode": "not needed here",
         "nvfp4-experts": "not needed here",
         "cpu-rotary": "applied",
         "cpu-pipeline": "applied",
