@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from math import exp, log, sqrt
 
 import numpy as np
-from scipy.optimize import least_squares
 
 from glmspark.plan.speed.constants import PRIORS, Constants, Prior
 from glmspark.plan.speed.prefill import prefill_seconds
@@ -134,6 +133,8 @@ def _tame(value: float) -> float:
 
 def _solve(residuals: Callable[[np.ndarray], np.ndarray], count: int) -> tuple[np.ndarray, list[float]]:
     """The best point and the standard deviations around it."""
+    from scipy.optimize import least_squares  # a second of a core that reading rows does without
+
     solved = least_squares(residuals, np.zeros(count), x_scale=0.3, max_nfev=40, ftol=1e-3, xtol=1e-3)
     spread = np.linalg.inv(solved.jac.T @ solved.jac)
     return solved.x, [float(value) for value in np.sqrt(np.diag(spread))]

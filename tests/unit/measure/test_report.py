@@ -5,7 +5,6 @@ from __future__ import annotations
 from html.parser import HTMLParser
 
 import pytest
-from matplotlib.figure import Figure
 
 from glmspark.measure.plots import DRAWERS, plots
 from glmspark.measure.record import Conditions, Drafts, Estimate, Point, Record
@@ -110,6 +109,8 @@ def test_a_plot_is_a_picture_and_an_element() -> None:
     ("name", "lines"), [("kinds", 0), ("depth", 2), ("first", 2), ("streams", 2), ("drafts", 2)]
 )
 def test_every_plot_draws_what_two_records_hold_and_nothing_of_none(name: str, lines: int) -> None:
+    from matplotlib.figure import Figure  # here: every process that collects tests would import it
+
     _, draw = DRAWERS[name]
     axis = Figure().subplots()
     assert draw(axis, [record(), record("other")])
