@@ -41,7 +41,7 @@ def fetch(  # noqa: PLR0913, PLR0917 - a typer command's options are its paramet
         bool, typer.Option("--trusted-fabric", help="Do not encrypt: nobody else is on these links.")
     ] = False,
     anyway: Annotated[
-        bool, typer.Option("--anyway", help="Also a checkpoint in which inspect finds errors.")
+        bool, typer.Option("--anyway", help="Also one with errors that inspect finds, or without hashes.")
     ] = False,
     only_needed: Annotated[
         bool, typer.Option("--only-needed", help="Store on each node what its rank needs, nothing else.")
@@ -82,6 +82,8 @@ def fetch(  # noqa: PLR0913, PLR0917 - a typer command's options are its paramet
         limit = None if rate is None else parse_size(rate)
     except ValueError as error:
         raise UsageError(f"--rate: {error}") from None
+    if limit is not None and limit < 1:
+        raise UsageError("--rate: at least one byte a second, as in 100MB")
     read, loaded, sources = _asked(recipe, cluster)
     options = Options(rate=limit, trusted=trusted, anyway=anyway)
     layout = None
@@ -329,6 +331,7 @@ def _checked(one: Checked) -> dict[str, Any]:
         "good": one.good,
         "files": one.files,
         "bytes": one.verified,
+        "unhashed": one.unhashed,
         "problems": one.problems,
         "error": one.error.to_json() if one.error is not None else None,
     }
@@ -344,9 +347,10 @@ def _print_checked(place: str, nodes: Mapping[str, Checked]) -> None:
             if one.error.next:
                 print(f"    next: {one.error.next}")
         elif one.problems:
-            print(f"  {one.node}: {len(one.problems)} of {one.files} files are damaged")
+            print(f"  {one.node}: {len(one.problems)} of {one.files} files are damaged or missing")
             for name, problem in one.problems.items():
                 print(f"    {name} {problem}")
             print("    next: `glmspark fetch` sends the damaged chunks again")
         else:
-            print(f"  {one.node}: {one.files} files, {format_size(one.verified)}, all as they came")
+            rest = f"; {one.unhashed} others have no hashes to compare with" if one.unhashed else ""
+            print(f"  {one.node}: {one.files} files, {format_size(one.verified)}, all as they came{rest}")

@@ -199,6 +199,15 @@ def _of_hub(source: ModelSource, sizes: Mapping[str, Mapping[str, int]], options
         if found is not None and not options.anyway:
             _refuse_wrong(found, source)
         wanted = {name: file for name, file in hub.files.items() if _PLAIN.fullmatch(name)}
+        unknown = [name for name, file in wanted.items() if file.sha256 is None and file.blob is None]
+        if unknown and not options.anyway:
+            raise GlmsparkError(
+                f"the hub states no hash of {len(unknown)} files of {source}: whether they come whole, and "
+                "whether those that are there are right, could not be told",
+                step="ask the hub",
+                seen=", ".join(sorted(unknown)[:3]),
+                next="ask a hub that states them (HF_ENDPOINT); or --anyway: only sizes are compared then",
+            )
 
         def held(node: str) -> int:
             return sum(file.size for name, file in wanted.items() if sizes[node].get(name) == file.size)

@@ -107,12 +107,14 @@ class StoredModel:
 
 @dataclass
 class Checked:
-    """One node's verification. problems: by file. error: why it could not be done, with the way out."""
+    """One node's verification. files: that were hashed; unhashed: others of the model, of which no hashes are
+    kept. problems: by file. error: why it could not be done, with the way out."""
 
     node: str
     verified: int = 0
     total: int = 0
     files: int = 0
+    unhashed: int = 0
     problems: dict[str, str] = field(default_factory=dict)
     error: NodeError | None = None
     done: bool = False
@@ -164,6 +166,7 @@ def _hear(mine: Checked, said: Mapping[str, object]) -> None:
             mine.verified, mine.total = int(str(said["verified"])), int(str(said["total"]))
             if said["t"] == "done":
                 mine.files, mine.done = int(str(said["files"])), True
+                mine.unhashed = int(str(said["unhashed"]))
         case "file" if not said["ok"]:
             mine.problems[str(said["name"])] = str(said["problem"])
         case "failed":

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import socket
 import struct
 import threading
@@ -182,3 +183,72 @@ def test_a_manifest_that_is_not_whole_verifies_nothing(tmp_path, capsys, entries
     (said,) = map(json.loads, capsys.readouterr().out.splitlines())
     assert said["t"] == "failed"
     assert "no whole .glmspark-weights.json" in said["error"]
+
+
+def kept(directory, *names):
+    """Hashes kept of some of a directory's files."""
+    found = {
+        name: {"size": 2, "mtime_ns": 0, "digests": digest("blake2b", (directory / name).read_bytes()).hex()}
+        for name in names
+    }
+    (directory / MANIFEST).write_text(json.dumps({"algorithm": "blake2b", "chunk": CHUNK, "files": found}))
+
+
+def test_what_did_not_come_is_not_verified(tmp_path, capsys):
+    """A transfer of parts was broken off: it keeps the hashes of each as it comes."""
+    for name in ("a.safetensors", "b.safetensors", "config.json"):
+        (tmp_path / name).write_text("{}")
+    names = ["a.safetensors", "b.safetensors", "c.safetensors", "../d"]
+    index = json.dumps({"weight_map": {name: name for name in names}})
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    kept(tmp_path, "a.safetensors", "config.json")
+    assert not verify(tmp_path)
+    said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [one["name"] for one in said if one["t"] == "file" and not one["ok"]] == ["c.safetensors"]
+    assert said[-1]["unhashed"] == 2  # the other shard, and the index
+    (tmp_path / "c.safetensors").write_text("{}")
+    assert verify(tmp_path)
+    (tmp_path / "config.json").unlink()
+    kept(tmp_path, "a.safetensors")
+    assert not verify(tmp_path)
+    assert "config.json" in capsys.readouterr().out
+
+
+def test_two_revisions_are_no_model(tmp_path):
+    """A transfer over another revision is broken off: nobody takes what lies there for a model."""
+    sizes = {"a.safetensors": 2, "b.safetensors": 3 * CHUNK, "config.json": 2}
+    source, target = model(tmp_path / "a", sizes), model(tmp_path / "b", sizes, seed=2)
+    (target / "config.json").write_bytes((source / "config.json").read_bytes())
+    (target / "b.safetensors").write_bytes(bytes(5))
+    gone = {"size": 2, "mtime_ns": 0, "digests": "00" * SIZE}
+    manifest = {"algorithm": "blake3", "chunk": CHUNK, "files": {"gone": gone}}
+    (target / MANIFEST).write_text(json.dumps(manifest))
+    pyz, key = program(tmp_path), new_key(True)
+    slow = Relay(pyz, source, sizes, key, None, rate=1_000_000)
+    taker = Relay(pyz, target, sizes, key, "a", streams=1)
+    taker.upstream("a", slow.address)
+    assert taker.until("have", "failed")["name"] == "a.safetensors"
+    taker.kill()
+    assert not (target / "config.json").exists()
+    slow.kill()
+    giver = Relay(pyz, source, sizes, key, None)
+    taker.start()
+    taker.upstream("a", giver.address)
+    said = taker.until("done", "failed")
+    giver.end()
+    taker.end()
+    assert said["t"] == "done", said
+    assert said["reused"] >= 4  # config.json was right, and was taken up again
+    assert same(source, target)
+    assert not list(target.glob(".config.json.*"))
+    assert json.loads((target / MANIFEST).read_text())["files"].keys() == sizes.keys()
+
+
+def test_a_disk_that_does_not_read_is_named(tmp_path):
+    file = File(tmp_path, "a", 5, "blake2b", None)
+    file.begin()
+    file.close()
+    file._handle = os.open(tmp_path / ".a.part", os.O_WRONLY)
+    with pytest.raises(TransferError, match=r"/a cannot be read: Bad file descriptor"):
+        file.read(0, bytearray(CHUNK))
+    file.close()

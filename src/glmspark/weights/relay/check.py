@@ -9,9 +9,10 @@ import time
 from pathlib import Path
 
 from .digest import ALGORITHMS, CHUNK, SIZE, chunks, digest
-from .manifest import MANIFEST
+from .manifest import LAST, MANIFEST
 from .say import BEAT, say
 
+INDEX = "model.safetensors.index.json"
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,250}", re.ASCII)
 """A plain file name, which leads nowhere else."""
 
@@ -33,7 +34,10 @@ def verify(directory: Path) -> bool:
     if algorithm not in ALGORITHMS:
         say("failed", error=f"this Python has no {algorithm}", step="verify", next="install blake3 there")
         return False
-    good = True
+    gone, unhashed = _beside(directory, set(files))
+    for name, why in gone.items():
+        say("file", name=name, ok=False, problem=why)
+    good = not gone
     total = sum(size for size, _ in files.values())
     done = 0
     told = time.monotonic()
@@ -61,5 +65,22 @@ def verify(directory: Path) -> bool:
             )
         good = good and problem is None
         say("file", name=name, ok=problem is None, problem=problem)
-    say("done", verified=done, total=total, files=len(files))
+    say("done", verified=done, total=total, files=len(files), unhashed=len(unhashed))
     return good
+
+
+def _beside(directory: Path, known: set[str]) -> tuple[dict[str, str], list[str]]:
+    """What else belongs to the model: what is wrong with files that are not there, and the names of those of
+    which no hashes are kept."""
+    named = {LAST}
+    if (index := directory / INDEX).exists():
+        named.add(INDEX)
+        try:
+            named |= {str(shard) for shard in json.loads(index.read_bytes())["weight_map"].values()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            # One that was damaged since it came is found by its hash.
+            return ({} if INDEX in known else {INDEX: "is no index"}), []
+    others = sorted(name for name in named - known if NAME.fullmatch(name))
+    gone = [name for name in others if not (directory / name).exists()]
+    problem = "is not there: a transfer was broken off, or it was removed"
+    return dict.fromkeys(gone, problem), [name for name in others if name not in gone]

@@ -7,9 +7,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-from .digest import CHUNK
+from .digest import CHUNK, SIZE, chunks
 
 MANIFEST = ".glmspark-weights.json"
+LAST = "config.json"
+"""Comes after all other files of a model: a directory without it is none."""
 
 
 def read_manifest(directory: Path, algorithm: str) -> dict[str, Any]:
@@ -32,6 +34,17 @@ def known_digests(manifest: dict[str, Any], path: Path) -> list[bytes] | None:
         return None
     raw = bytes.fromhex(entry["digests"])
     return [raw[i : i + 32] for i in range(0, len(raw), 32)]
+
+
+def noted_digests(manifest: dict[str, Any], name: str, size: int) -> list[bytes] | None:
+    """The chunk hashes that a whole file of that size had when it came, whatever has become of it since."""
+    entry = manifest.get("files", {}).get(name)
+    try:
+        raw = bytes.fromhex(entry["digests"])
+        whole = entry["size"] == size and "of" not in entry and len(raw) == SIZE * chunks(size)
+    except (TypeError, KeyError, ValueError):
+        return None
+    return [raw[i : i + SIZE] for i in range(0, len(raw), SIZE)] if whole else None
 
 
 def write_manifest(directory: Path, algorithm: str, files: dict[str, Any]) -> None:

@@ -124,6 +124,9 @@ class Transfer:
         def work() -> None:
             self._check_room()
             wanted = [name for name, entry in self.entries.items() if entry["from"] is not None]
+            if not self.spec.get("listen"):  # nobody takes from here: else what is read for others is hashed
+                for file in self._own():
+                    file.all_digests()
             # Several files at once where there are processors for it: one connection keeps one busy. The last
             # file comes last: without config.json a directory is no model.
             pool = ThreadPoolExecutor(self.streams)
@@ -202,7 +205,8 @@ class Transfer:
     def _write_manifest(self) -> None:
         with self._writing:
             before = self.taking.known.get("files", {})
-            files = dict(before)
+            # Without what was removed by hand since: nothing would ever bring it back.
+            files = {name: one for name, one in before.items() if os.path.lexists(self.directory / name)}
             for name, file in self.files.items():
                 if file.record is not None:
                     files[name] = {**file.record, "mtime_ns": file.path.stat().st_mtime_ns}
@@ -218,15 +222,20 @@ class Transfer:
                         }
             write_manifest(self.directory, self.algorithm, files)
 
+    def _own(self) -> list[File]:
+        """The files that this node has, and gives."""
+        return [self.files[name] for name, entry in self.entries.items() if entry["from"] is None]
+
     # -- telling -------------------------------------------------------------------------------------------
 
     def _numbers(self) -> dict[str, int]:
         mine = [self.files[name] for name, entry in self.entries.items() if entry["from"] is not None]
         kept = [file for file in mine if file.part is None or file.part.spans]
+        alone = [] if self.spec.get("listen") else self._own()
         peers = self.taking.peers
         return {
-            "verified": sum(file.verified for file in kept),
-            "total": sum(file.needed for file in kept),
+            "verified": sum(file.verified for file in kept) + sum(file.hashed for file in alone),
+            "total": sum(file.needed for file in kept) + sum(file.size for file in alone),
             "received": sum(file.received for file in mine),
             "wrong": sum(peer.wrong for peer in peers),
             "broken": sum(peer.broken for peer in peers),

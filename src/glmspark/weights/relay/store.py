@@ -164,6 +164,12 @@ class File:
         return self.needed if self.complete or self.settled else self._counted
 
     @property
+    def hashed(self) -> int:
+        """Bytes of which the hash is known."""
+        spans = (span(self.size, index) for index, one in enumerate(self.digests) if one is not None)
+        return sum(end - begin for begin, end in spans)
+
+    @property
     def settled(self) -> bool:
         """Whether the part of it that is kept is at its place."""
         return self.record is not None
@@ -330,7 +336,14 @@ class File:
         assert self._handle is not None  # noqa: S101 - there, as `wait` said
         at = 0
         while at < len(view):
-            done = os.preadv(self._handle, [view[at:]], begin + at)
+            try:
+                done = os.preadv(self._handle, [view[at:]], begin + at)
+            except OSError as error:
+                raise TransferError(
+                    f"{self.path} cannot be read: {error.strerror}",
+                    step="read the weights",
+                    advice="see that node's kernel log (dmesg): its disk may be failing",
+                ) from None
             if done == 0:
                 raise TransferError(f"{self.path} became shorter while it was read")
             at += done

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .digest import root
+from .manifest import LAST, noted_digests
 from .parts import Part, Record, chunks_inside, cut, damaged, is_kept, origin, record_of
 from .pull import Hub, Peer, Text
 from .say import say
@@ -41,6 +42,10 @@ class Taking:
         """Have a file at its place, or on its way there: `settle` waits for that. Raises TransferError, and
         OSError of the disk."""
         source = self._source(entry)
+        if file.name == LAST:
+            self.settle()
+            if file.other.exists() and not file.path.exists():
+                file.other.rename(file.path)
         record = record_of(self.known, file.path, file.size)
         if isinstance(source, Text):
             if file.path.exists() and source.is_in(file.path):
@@ -91,7 +96,17 @@ class Taking:
                 self._compare(file, source)
             of = origin(file.part, file.size, self._root(file), identity)
         file.prove()
+        if file.part is None or file.part.spans:
+            self._open_up(file)
         self._finishing.append(self._finisher.submit(self._finish, file, of))
+
+    def _open_up(self, file: File) -> None:
+        """A directory that gets another file is no model until the last one is there again: what is broken
+        off now may be of two revisions, or of two layouts."""
+        last = self.directory / LAST
+        if file.name != LAST and any(entry["name"] == LAST for entry in self.spec["files"]):
+            with contextlib.suppress(FileNotFoundError):
+                last.rename(last.with_name(f".{LAST}.other"))
 
     def _finish(self, file: File, of: Record | None) -> None:
         if file.part is None or of is None:
@@ -144,7 +159,11 @@ class Taking:
         if isinstance(source, Hub):
             if source.check(at(file, path)):
                 return self._adopt(file, mine)
-            path.unlink()
+            noted = noted_digests(self.known, file.name, file.size)
+            if noted is None or noted == mine or path.is_symlink():
+                path.unlink()  # another revision's, or nothing says what of it is right
+            else:
+                file.take_over(mine, noted)
             return False
         wanted = source.digests(file)
         if mine == wanted:
