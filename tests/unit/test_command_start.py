@@ -19,7 +19,9 @@ def test_help_answers_within_four_tenths_of_a_second() -> None:
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         taken.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
         assert {"up", "status", "logs", "chat", "down", "recipe"} <= set(done.stdout.split())
-    assert min(taken) <= 0.4, f"glmspark --help took {min(taken):.2f} s at best"
+        if taken[-1] <= 0.4:
+            return
+    raise AssertionError(f"glmspark --help took {min(taken):.2f} s at best")
 
 
 def test_help_loads_nothing_heavy() -> None:

@@ -1,6 +1,7 @@
 """The wheel that `pip install glmspark` brings, and that base code imports base dependencies only."""
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -35,6 +36,7 @@ def distribution(requirement: str) -> str:
     return re.sub(r"[-_.]+", "-", match.group()).lower()
 
 
+@functools.cache
 def imports(file: Path) -> set[str]:
     """The top-level names that a file imports anywhere in it."""
     names = set()

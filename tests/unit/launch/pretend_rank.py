@@ -2,8 +2,8 @@
 
     python pretend_rank.py RANK BEHAVIOUR [PORT]
 
-It prints vLLM's lines, starts a child that is titled like a worker, and then does as told. Tests start many
-of them, so it imports little.
+It prints vLLM's lines, starts a child that is titled like a worker (for "serves alone" like no worker), and
+then does as told. Tests start many of them, so it imports little.
 """
 
 from __future__ import annotations
@@ -72,8 +72,9 @@ def main() -> None:
     print(f"segment {name}", flush=True)
     for line in LINES:
         print(line, flush=True)
-    title = [f"VLLM::Worker_TP{rank}", "-S", "-c", "import time; time.sleep(600)"]
-    worker = os.posix_spawn(sys.executable, title, os.environ)
+    title = "VLLM::EngineCore" if behaviour == "serves alone" else f"VLLM::Worker_TP{rank}"
+    sleeps = [title, "-S", "-c", "import time; time.sleep(600)"]
+    worker = os.posix_spawn(sys.executable, sleeps, os.environ)
     print(f"worker {worker}", flush=True)
 
     def end(*_: object) -> None:

@@ -133,5 +133,5 @@ def test_bytes_that_are_no_text(data: bytes) -> None:
 )
 def test_no_text_takes_long(piece: str) -> None:
     begin = time.process_time()
-    Redactor(anonymous=True).text(piece * (200_000 // len(piece)))
-    assert time.process_time() - begin < 3
+    Redactor(anonymous=True).text(piece * (60_000 // len(piece)))
+    assert time.process_time() - begin < 1

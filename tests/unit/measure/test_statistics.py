@@ -46,7 +46,7 @@ def test_what_is_no_rate_is_refused(samples: list[float]) -> None:
 @pytest.mark.parametrize("count", [5, 8, 15])
 def test_a_repetition_falls_into_the_interval_19_times_of_20(count: int) -> None:
     chance = random.Random(count)
-    tries = 1500
+    tries = 400
 
     def run() -> list[float]:
         return [100 * math.exp(chance.gauss(0, 0.08)) for _ in range(count)]
@@ -55,7 +55,7 @@ def test_a_repetition_falls_into_the_interval_19_times_of_20(count: int) -> None
     for _ in range(tries):
         found, again = interval(run()), interval(run())
         inside += found.low <= again.median <= found.high
-    assert 0.94 < inside / tries < 0.985
+    assert 0.925 < inside / tries < 0.99
 
 
 def test_a_ratio_of_pairs_does_not_see_what_drifts_for_both() -> None:

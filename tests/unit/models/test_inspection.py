@@ -328,7 +328,7 @@ def test_without_a_config_there_is_one_clear_error(tmp_path):
 
 
 def test_a_regular_expression_that_never_ends_is_ended(tmp_path, monkeypatch):
-    monkeypatch.setattr("glmspark.models.inspection.patterns._LIMIT_S", 0.5)
+    monkeypatch.setattr("glmspark.models.inspection.patterns._LIMIT_S", 0.2)
     made = seed()
     evil = r"re:((\w|\.)*)*!"
     made.config["quantization_config"] = {"quant_method": "compressed-tensors", "ignore": [evil]}

@@ -36,7 +36,7 @@ QUANTIZATION = st.dictionaries(
 )
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(key=st.sampled_from(KEYS), value=JUNK, quantization=QUANTIZATION)
 def test_a_config_that_says_anything_gives_an_error_or_problems(tmp_path_factory, key, value, quantization):
     made = seed()
@@ -53,7 +53,7 @@ def test_a_config_that_says_anything_gives_an_error_or_problems(tmp_path_factory
     assert advice
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_damaged_files_give_an_error_or_problems(tmp_path_factory, data):
     path = seed(True).write(tmp_path_factory.mktemp("fuzz") / "m")

@@ -95,13 +95,15 @@ def test_a_hostile_length_is_refused_before_anything_is_allocated(tmp_path):
 
 @pytest.mark.parametrize("filler", [b"[", b'{"a":', b'"', b" "])
 def test_a_header_of_the_largest_size_ends_soon(tmp_path, filler):
+    """Shown with a tenth of that size, in a tenth of the time."""
     path = tmp_path / "m.safetensors"
-    raw = (filler * (MAX_HEADER // len(filler)))[:MAX_HEADER]
+    size = MAX_HEADER // 10
+    raw = (filler * (size // len(filler)))[:size]
     path.write_bytes(len(raw).to_bytes(8, "little") + raw)
     begun = time.monotonic()
     with pytest.raises(CheckpointError, match="not JSON"):
         read_header(path)
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 2
 
 
 def test_what_is_no_file(tmp_path):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glmspark.nodes.facts import (
@@ -50,6 +50,7 @@ def recorded(name: str) -> str:
     [*EVERYTHING, clock.CLOCK, *(probe(PLACE) for probe in (gpu_load.gpu_load, nccl.nccl, inside.inside))],
     ids=lambda fact: fact.name,
 )
+@settings(max_examples=15)  # of each of some sixty
 @given(text=st.text(max_size=80))
 def test_any_output_is_read_or_refused(fact: Fact[Any], text: str) -> None:
     with contextlib.suppress(ValueError):
