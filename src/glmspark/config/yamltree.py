@@ -69,9 +69,9 @@ def read_yaml(raw: bytes) -> YamlTree:
     return YamlTree(copy.deepcopy(known.data), dict(known.lines), list(known.problems))
 
 
-@functools.lru_cache(maxsize=32)
+@functools.lru_cache(maxsize=128)
 def _parsed(raw: bytes) -> YamlTree:
-    """The tree of these bytes: every recipe names the same few sets of canaries."""
+    """The tree of these bytes: every recipe names the same few sets of canaries, and all are listed."""
     tree = YamlTree()
     try:
         text = _decode(raw)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import time
 
@@ -68,14 +69,16 @@ def test_any_text_is_a_pattern_or_refused(source: str) -> None:
     assert pattern.literal in source.replace("\\", "") or "(" in source or "\\" in source
 
 
-PATTERNS = [pattern for symptom in catalogue() for pattern in symptom.lines]
+@functools.cache
+def patterns() -> list[Pattern]:
+    return [pattern for symptom in catalogue() for pattern in symptom.lines]
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.data())
 def test_no_line_is_slow(data: st.DataObject) -> None:
     """Lines made of the patterns' own pieces, over and over, are the worst that can come."""
-    pattern = data.draw(st.sampled_from(PATTERNS))
+    pattern = data.draw(st.sampled_from(patterns()))
     pieces = [*re.split(r"[.*\\\[\](){}|]+", pattern.source), "a", "1", " ", "\\", "\x00"]
     line = pattern.literal + "".join(data.draw(st.lists(st.sampled_from(pieces), max_size=20))) * 400
     begin = time.process_time()
