@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from glmspark.nodes.archives import Archive
 from glmspark.nodes.node import Node, failed
 from glmspark.nodes.transport import NodeError
 from glmspark.weights import relay
 
-__all__ = ["RELAY", "Program", "place"]
+__all__ = ["RELAY", "Program", "heard", "place"]
 
 RELAY = Archive("relay", relay, "program", {"t": "failed"})
 
@@ -25,6 +26,15 @@ class Program:
     def argv(self, *words: str) -> list[str]:
         """The command for one of its verbs."""
         return [self.python, self.path, *words]
+
+
+def heard(line: bytes) -> dict[str, Any]:
+    """What the relay says in a line. Empty for what is none of its: the login shell's greeting."""
+    try:
+        said = json.loads(line)
+    except ValueError:
+        return {}
+    return said if isinstance(said, dict) else {}
 
 
 async def place(node: Node, pythons: tuple[str, ...] = ()) -> Program:

@@ -14,12 +14,12 @@ from glmspark.config.recipe import ModelSource
 from glmspark.config.units import format_size
 from glmspark.errors import GlmsparkError
 from glmspark.models.errors import CheckpointError
-from glmspark.models.files import LocalFiles
+from glmspark.models.files import CheckpointFiles, LocalFiles
 from glmspark.models.inspection import Inspection, Problem, Severity, inspect
 from glmspark.models.inspection.content import INDEX
 from glmspark.nodes.facts.checkpoint import Listing
 from glmspark.nodes.fleet import Fleet
-from glmspark.nodes.heads import laid_out, read_heads
+from glmspark.nodes.heads import Heads, laid_out, read_heads
 from glmspark.nodes.listings import listings
 from glmspark.weights.hub import HubFiles
 from glmspark.weights.parts import Layout, NodePart, chain_parts, is_part, node_parts
@@ -28,6 +28,12 @@ from glmspark.weights.ways import Ways, ways
 
 __all__ = ["Files", "Options", "fetch", "parts_of", "pythons"]
 
+_NOT_WHOLE = {
+    "dangling-link", "experts-incomplete", "index-broken", "index-foreign", "index-missing-shard",
+    "index-nowhere", "missing-tensors", "no-shards", "shard-broken", "shard-layout", "shard-overlap",
+    "shard-truncated", "shard-unreadable",
+}  # fmt: skip
+"""Rules of inspect that a copy breaks which broke off, or is of two revisions."""
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,250}", re.ASCII)
 
 
@@ -158,8 +164,10 @@ async def _files(
         except CheckpointError as error:
             unreachable = error
     # No hub to ask: the node that has the most of it is right.
-    best = max(there, key=lambda node: (_whole(there[node]), sum(sizes[node].values())))
-    if not _whole(there[best]):
+    able = sorted(
+        (node for node in there if _whole(there[node])), key=lambda node: -sum(sizes[node].values())
+    )
+    if not able:
         if unreachable is not None:
             raise unreachable
         raise GlmsparkError(
@@ -168,22 +176,48 @@ async def _files(
             seen=f"no config.json in {place}",
             next="put it there on one node; the others get it from that one",
         )
-    usable = {one.name: one.size for one in there[best].files if _PLAIN.fullmatch(one.name)}
-    found = None
-    if INDEX in usable or options.layout is not None:
+    for best in able:
+        usable = {one.name: one.size for one in there[best].files if _PLAIN.fullmatch(one.name)}
+        if INDEX not in usable and options.layout is None:
+            return Files(usable, None, {}, best)
         begun = await read_heads(fleet.nodes[best], place, there[best])
         if INDEX in begun and is_part(begun[INDEX][1]):
-            raise GlmsparkError(
-                f"no node has all of {source}: {best} has a part of it",
-                step="find the model",
-                seen=unreachable.message if unreachable is not None else None,
-                next="what lies on the nodes stays; the rest comes from the hub, or from a whole copy at "
-                f"{place} on one of them",
-            )
-        if options.layout is not None:
-            with laid_out(begun) as directory:
-                found = inspect(LocalFiles(directory))
-    return Files(usable, None, {}, best, found)
+            continue
+        found = await asyncio.to_thread(_inspected_heads, begun, best, place)
+        if found is not None and not options.anyway:
+            _refuse_broken(found, best, place)
+        return Files(usable, None, {}, best, found)
+    raise GlmsparkError(
+        f"no node has all of {source}: {able[0]} has a part of it",
+        step="find the model",
+        seen=unreachable.message if unreachable is not None else None,
+        next="what lies on the nodes stays; the rest comes from the hub, or from a whole copy at "
+        f"{place} on one of them",
+    )
+
+
+def _inspected_heads(begun: Heads, node: str, place: str) -> Inspection | None:
+    """What a checkpoint on a node holds; None for what is no GLM."""
+    with laid_out(begun) as directory:
+        try:
+            return _inspected(LocalFiles(directory))
+        except CheckpointError as error:
+            error.message = error.message.replace(str(directory), place)
+            error.host = node
+            raise
+
+
+def _refuse_broken(found: Inspection, node: str, place: str) -> None:
+    """Raises GlmsparkError for a copy that is not whole, before every node has it so. Its headers alone are
+    known: what its values say (scales) is not looked at."""
+    if errors := [one for one in found.problems if one.severity is Severity.ERROR and one.rule in _NOT_WHOLE]:
+        raise GlmsparkError(
+            f"{place} is not whole: {errors[0].seen}",
+            host=node,
+            step="inspect before moving",
+            seen="\n".join(f"{one.rule}: {one.seen}" for one in errors),
+            next=f"{errors[0].remedy}; `glmspark inspect {place}` there says more; or --anyway",
+        )
 
 
 def _whole(found: Listing) -> bool:
@@ -196,6 +230,12 @@ def _of_hub(source: ModelSource, sizes: Mapping[str, Mapping[str, int]], options
     hub = HubFiles(source.name, str(source.revision), endpoint=options.endpoint)
     try:
         found = _inspected(hub)
+        if found is not None and found.content.part is not None:
+            raise GlmsparkError(
+                f"{source} is a part of a model: {found.content.part}",
+                step="inspect before moving",
+                next="fetch the whole model; --only-needed divides it",
+            )
         if found is not None and not options.anyway:
             _refuse_wrong(found, source)
         wanted = {name: file for name, file in hub.files.items() if _PLAIN.fullmatch(name)}
@@ -219,10 +259,10 @@ def _of_hub(source: ModelSource, sizes: Mapping[str, Mapping[str, int]], options
         hub.close()
 
 
-def _inspected(hub: HubFiles) -> Inspection | None:
-    """What the hub's checkpoint holds; None for what is no GLM: a drafter, for which other rules hold."""
+def _inspected(files: CheckpointFiles) -> Inspection | None:
+    """What a checkpoint holds; None for what is no GLM: a drafter, for which other rules hold."""
     try:
-        return inspect(hub)
+        return inspect(files)
     except CheckpointError as error:
         if "is not known" in error.message:
             return None

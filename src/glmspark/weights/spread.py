@@ -23,7 +23,7 @@ from glmspark.nodes.fleet import Fleet
 from glmspark.nodes.node import LocalNode, LocalProcess
 from glmspark.nodes.ssh import SshNode
 from glmspark.nodes.transport import NodeError
-from glmspark.weights.archive import Program, place
+from glmspark.weights.archive import Program, heard, place
 from glmspark.weights.ways import Ways
 
 __all__ = ["HubSource", "Outcome", "Part", "Piece", "Plan", "Progress", "certificate", "chain", "spread"]
@@ -295,7 +295,7 @@ class _Run:
             for giver, where in self._where.items():
                 self._tell(name, giver, where)
             while line := await process.stdout.readline():
-                self._heard(name, json.loads(line))
+                self._heard(name, heard(line))
             await process.wait_closed()
             if process.exit_status not in (0, None) and not self._all_done():
                 complaint = (await process.stderr.read(2000)).decode(errors="replace")

@@ -18,6 +18,7 @@ from glmspark.nodes.node import LocalNode, Node
 from glmspark.nodes.ssh import SshNode
 from glmspark.nodes.survey import survey
 from glmspark.nodes.transport import NodeError
+from glmspark.weights.archive import heard
 from glmspark.weights.archive import place as place_program
 
 __all__ = ["Checked", "StoredModel", "list_models", "remove_model", "verify"]
@@ -144,7 +145,7 @@ async def verify(
         process = await node.open(program.argv("verify", place))
         try:
             while line := await process.stdout.readline():
-                _hear(mine, json.loads(line))
+                _hear(mine, heard(line))
                 told(found)
             await process.wait_closed()
         except (asyncssh.Error, OSError, ValueError) as error:

@@ -80,3 +80,11 @@ def test_damaged_files_give_an_error_or_problems(tmp_path_factory, data):
     else:
         return
     assert advice
+
+
+def test_names_do_not_speak_to_the_terminal(tmp_path):
+    made = seed()
+    made.tensors["model.\x1b]0;owned\x07.weight"] = ("BF16", (1,))
+    found = look(made.write(tmp_path / "m"))
+    (extra,) = [one for one in found.problems if one.rule == "extra-tensors"]
+    assert extra.where == "model.\\x1b]0;owned\\x07.weight"

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import queue
-import random
 import secrets
 import socket
 import subprocess
@@ -15,6 +14,8 @@ import threading
 import time
 from pathlib import Path
 from typing import Any
+
+from blake3 import blake3
 
 from glmspark.weights.archive import RELAY
 from glmspark.weights.spread import certificate
@@ -32,9 +33,8 @@ def program(directory: Path) -> Path:
 def model(directory: Path, sizes: dict[str, int], seed: int = 1) -> Path:
     """A directory of files with contents that repeat nowhere."""
     directory.mkdir()
-    chance = random.Random(seed)
     for name, size in sizes.items():
-        (directory / name).write_bytes(chance.randbytes(size))
+        (directory / name).write_bytes(blake3(f"{seed} {name}".encode()).digest(length=size))
     return directory
 
 

@@ -1,6 +1,7 @@
 """Fetch and verify on this machine alone, without SSH."""
 
 import asyncio
+import json
 import shutil
 from pathlib import Path
 
@@ -11,10 +12,12 @@ from glmspark.config.recipe import ModelSource
 from glmspark.errors import GlmsparkError
 from glmspark.nodes.fleet import Fleet
 from glmspark.recipes import __file__ as recipes
+from glmspark.weights.archive import heard
 from glmspark.weights.fetch import Options, fetch, parts_of, pythons
 from glmspark.weights.parts import Layout
 from glmspark.weights.relay.digest import CHUNK
 from glmspark.weights.verify import verify
+from tests.unit.models.test_inspection import seed
 from tests.unit.weights.hub import REPOSITORY, serving
 from tests.unit.weights.relays import flip_on_disk, same
 
@@ -61,6 +64,37 @@ def test_a_hub_without_hashes_is_not_believed(tmp_path, monkeypatch):
     with serving(TINY) as hub, pytest.raises(GlmsparkError, match="states no hash of 8 files"):
         asyncio.run(run(hub))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("where", ["here", "hub"])
+def test_what_is_not_whole_is_not_spread(tmp_path, where):
+    """Where no hub says what belongs to it, a copy that broke off would go to every node."""
+    directory = seed().write(tmp_path / "m")
+    index = directory / "model.safetensors.index.json"
+    if where == "here":
+        (directory / "model-00002-of-00002.safetensors").unlink()
+        expected = f"{directory} is not whole: the index names 1 shards that do not exist"
+    else:
+        said = json.loads(index.read_text())
+        mark = {"rank": 1, "tp": 1, "pp": 3, "of": {}}
+        index.write_text(json.dumps({**said, "metadata": {"glmspark": mark}}))
+        expected = "is a part of a model: what rank 1 of TP1 PP3 needs"
+    before = sorted(directory.iterdir())
+
+    source = SOURCE if where == "hub" else ModelSource("path", str(directory))
+
+    async def run(options):
+        async with Fleet({"here": None}) as fleet:
+            await fetch(fleet, HERE, source, str(directory), options)
+
+    with serving(directory) as hub, pytest.raises(GlmsparkError, match=expected):
+        asyncio.run(run(Options(endpoint=hub.url)))
+    assert sorted(directory.iterdir()) == before
+
+
+def test_what_the_login_shell_says_is_none_of_the_relays():
+    assert heard(b"Welcome to spark1\n") == heard(b"[1]\n") == heard(b"\xff\n") == {}
+    assert heard(b'{"t": "done"}\n') == {"t": "done"}
 
 
 def test_what_lies_here_already_gets_its_hashes(tmp_path, monkeypatch):

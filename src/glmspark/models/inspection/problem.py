@@ -30,9 +30,20 @@ class Problem:
     remedy: str
     where: str = ""
 
+    def __post_init__(self) -> None:
+        # A tensor's or a file's name may hold what a terminal obeys.
+        for name in ("seen", "effect", "remedy", "where"):
+            object.__setattr__(self, name, _printable(getattr(self, name)))
+
     def to_json(self) -> dict[str, Any]:
         """The problem as JSON data."""
         return asdict(self)
+
+
+def _printable(text: str) -> str:
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
 
 
 def some(names: list[str], shown: int = 3) -> str:
