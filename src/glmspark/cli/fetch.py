@@ -93,7 +93,7 @@ def fetch(  # noqa: PLR0913, PLR0917 - a typer command's options are its paramet
     stored: dict[str, NodePart] = {}
 
     async def run() -> None:
-        async with _fleet(loaded, cluster) as fleet:
+        async with fleet_of(loaded, cluster) as fleet:
             for number, source in enumerate(sources):
                 place = await _place(fleet, loaded, source)
                 # A drafter is whole on every node: it is small, and its tensors are of no known layout.
@@ -132,7 +132,7 @@ def verify(recipe: RecipeName, cluster: ClusterFile = None, as_json: AsJson = Fa
     found: dict[str, dict[str, Checked]] = {}
 
     async def run() -> None:
-        async with _fleet(loaded, cluster) as fleet:
+        async with fleet_of(loaded, cluster) as fleet:
             for source in sources:
                 place = await _place(fleet, loaded, source)
                 with waiting(f"hashing {place} on {len(loaded.nodes)} nodes") as said:
@@ -153,7 +153,6 @@ def verify(recipe: RecipeName, cluster: ClusterFile = None, as_json: AsJson = Fa
 def _asked(recipe: str, cluster: Path | None) -> tuple[Recipe, Cluster, list[ModelSource]]:
     """The recipe, the nodes (without a cluster file: this machine), and what is to be on them."""
     from glmspark.config import load_recipe
-    from glmspark.config.cluster import Cluster, Node, load_cluster
     from glmspark.errors import UsageError
 
     read = load_recipe(recipe)
@@ -166,9 +165,18 @@ def _asked(recipe: str, cluster: Path | None) -> tuple[Recipe, Cluster, list[Mod
             f"{recipe}'s model comes with glmspark",
             next=f"`glmspark up {recipe}{where}` " + ("copies it to the nodes" if where else "starts it"),
         )
-    here = Cluster(cluster=1, nodes=(Node(name="here", address="127.0.0.1"),))
-    loaded = here if cluster is None else load_cluster(cluster)
-    return read, loaded, [source for source in sources if source.kind != "package"]
+    return read, nodes_of(cluster), [source for source in sources if source.kind != "package"]
+
+
+def nodes_of(file: Path | None) -> Cluster:
+    """The nodes of a cluster file; without one, this machine."""
+    from glmspark.config.cluster import Cluster, Node, load_cluster
+
+    return (
+        load_cluster(file)
+        if file is not None
+        else Cluster(cluster=1, nodes=(Node(name="here", address="127.0.0.1"),))
+    )
 
 
 def _divided(
@@ -191,7 +199,8 @@ def _divided(
     return cluster.model_copy(update={"nodes": chosen}), layout
 
 
-def _fleet(cluster: Cluster, file: Path | None) -> Fleet:
+def fleet_of(cluster: Cluster, file: Path | None) -> Fleet:
+    """Connections to what `nodes_of` gave."""
     from glmspark.nodes.doctor import addresses
     from glmspark.nodes.fleet import Fleet
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from glmspark.cli.console import AsJson, print_json
+from glmspark.cli.fetch import ClusterFile, fleet_of, nodes_of
 
 if TYPE_CHECKING:
     from glmspark.config.cluster import Cluster
@@ -25,24 +26,22 @@ app = typer.Typer(
     help="Weights on the nodes: list them, remove them.\n\n"
     "Example: [bold]glmspark models list --cluster cluster.yaml[/bold]",
 )
-ClusterFile = Annotated[Path, typer.Option("--cluster", help="The cluster file with the nodes.")]
 
 
 @app.command("list")
-def list_(cluster: ClusterFile, as_json: AsJson = False) -> None:
-    """Show the models on every node with their sizes.
+def list_(cluster: ClusterFile = None, as_json: AsJson = False) -> None:
+    """Show the models on every node with their sizes; without --cluster, on this machine.
 
     Example: [bold]glmspark models list --cluster cluster.yaml[/bold]
     """
     import asyncio
 
     from glmspark.cli.nodes import waiting
-    from glmspark.config.cluster import load_cluster
     from glmspark.nodes.transport import NodeError
 
-    loaded = load_cluster(cluster)
+    loaded = nodes_of(cluster)
     with waiting(f"looking into {loaded.paths.models} on {len(loaded.nodes)} nodes"):
-        found = asyncio.run(_look(loaded))
+        found = asyncio.run(_look(loaded, cluster))
     if as_json:
         print_json(
             {
@@ -61,23 +60,22 @@ def rm(
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="Its name, as `glmspark models list` shows it.")
     ],
-    cluster: ClusterFile,
+    cluster: ClusterFile = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Remove a model from every node. One that a deployment uses stays.
+    """Remove a model from every node, or from this machine. One that a deployment uses stays.
 
     Example: [bold]glmspark models rm org--GLM-5.2-NVFP4@main --cluster cluster.yaml[/bold]
     """
     import asyncio
 
-    from glmspark.config.cluster import load_cluster
     from glmspark.config.units import format_size
     from glmspark.errors import UsageError
     from glmspark.nodes.transport import NodeError
 
-    loaded = load_cluster(cluster)
-    found = asyncio.run(_look(loaded))
+    loaded = nodes_of(cluster)
+    found = asyncio.run(_look(loaded, cluster))
     where = {
         node: one[model] for node, one in found.items() if not isinstance(one, NodeError) and model in one
     }
@@ -94,7 +92,7 @@ def rm(
     size = format_size(sum(one.nbytes for one in where.values()))
     if not yes and not typer.confirm(f"Remove {model} ({size}) from {', '.join(where)}?", err=True):
         raise typer.Exit(1)
-    errors = asyncio.run(_remove(loaded, where))
+    errors = asyncio.run(_remove(loaded, cluster, where))
     failures = [error for error in errors.values() if error is not None]
     if failures:
         raise failures[0]
@@ -124,24 +122,19 @@ def _check_unlinked(model: str, found: Mapping[str, dict[str, StoredModel] | Nod
             )
 
 
-def _fleet(cluster: Cluster) -> Fleet:
-    from glmspark.nodes.doctor import addresses
-    from glmspark.nodes.fleet import Fleet
-
-    return Fleet(addresses(cluster))
-
-
-async def _look(cluster: Cluster) -> dict[str, dict[str, StoredModel] | NodeError]:
+async def _look(cluster: Cluster, file: Path | None) -> dict[str, dict[str, StoredModel] | NodeError]:
     from glmspark.weights.verify import list_models
 
-    async with _fleet(cluster) as fleet:
+    async with fleet_of(cluster, file) as fleet:
         return await list_models(fleet, cluster.paths.models)
 
 
-async def _remove(cluster: Cluster, where: Mapping[str, StoredModel]) -> dict[str, NodeError | None]:
+async def _remove(
+    cluster: Cluster, file: Path | None, where: Mapping[str, StoredModel]
+) -> dict[str, NodeError | None]:
     from glmspark.weights.verify import remove_model
 
-    async with _fleet(cluster) as fleet:
+    async with fleet_of(cluster, file) as fleet:
         await _check_unused(fleet, where)
         return await remove_model(fleet, where)
 

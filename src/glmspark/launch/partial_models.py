@@ -18,7 +18,7 @@ from glmspark.models.errors import CheckpointError
 from glmspark.models.files import LocalFiles
 from glmspark.models.inspection import inspect
 from glmspark.models.inspection.content import INDEX, MARK
-from glmspark.models.safetensors import header_length, parse_header
+from glmspark.models.safetensors import TensorInfo, check_layout, header_length, parse_header
 from glmspark.nodes.facts.checkpoint import Listing
 from glmspark.nodes.fleet import Fleet
 from glmspark.nodes.heads import Heads, read_heads
@@ -142,6 +142,19 @@ def _other_revision(one: str, other: str, place: str) -> GlmsparkError:
     )
 
 
+def _tensors(node: str, path: Path, size: int, data: bytes) -> dict[str, TensorInfo]:
+    """What a node's shard holds. Each is looked at by itself: of what lies on two nodes, one copy stands in
+    the joined checkpoint, and the other may be cut short."""
+    try:
+        length = header_length(data[:8], size, path)
+        tensors = parse_header(data[8 : 8 + length], path)
+        check_layout(tensors, size - 8 - length, path)
+    except CheckpointError as error:
+        error.host, error.next = node, _FETCH
+        raise
+    return tensors
+
+
 def _lay_out(directory: Path, heads: Mapping[str, Heads], place: str) -> dict[str, set[str]]:
     """All nodes' shards in one directory, with an index over them; the tensors that each node has."""
     weight_map: dict[str, str] = {}
@@ -155,8 +168,7 @@ def _lay_out(directory: Path, heads: Mapping[str, Heads], place: str) -> dict[st
             own = name
             if name.endswith(".safetensors"):
                 own = f"node-{number}-{name}"
-                length = header_length(data[:8], size, Path(place) / name)
-                tensors = parse_header(data[8 : 8 + length], Path(place) / name)
+                tensors = _tensors(node, Path(place) / name, size, data)
                 mine = {one for one in tensors if index is None or index.get(one) == name}
                 held[node] |= mine
                 weight_map |= {one: own for one in mine if one not in weight_map}

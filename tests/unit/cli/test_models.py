@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from glmspark.config.cluster import Paths
 from glmspark.nodes.fleet import Fleet
 from glmspark.weights import verify
 from glmspark.weights.verify import StoredModel
@@ -202,3 +203,19 @@ def test_a_model_goes_whole_and_not_from_under_a_process(tmp_path: Path) -> None
         assert other.stdin is not None
         other.stdin.write(b"\n")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_this_machine_has_models_too(
+    glmspark: Glmspark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What `fetch` without a cluster file brings here."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("GLMSPARK_STATE_DIR", str(tmp_path / "state"))
+    models = Path(Paths().models).expanduser()
+    assert models.is_relative_to(tmp_path)
+    (models / "m").mkdir(parents=True)
+    (models / "m" / "config.json").write_text("{}")
+    assert list(glmspark("models", "list", "--json").json["here"]) == ["m"]
+    done = glmspark("models", "rm", "m", "--yes")
+    assert (done.code, done.err) == (0, "")
+    assert not (models / "m").exists()

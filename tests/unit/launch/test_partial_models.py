@@ -1,6 +1,7 @@
 """Parts of a model on several nodes: joined to one checkpoint, and each compared with what its rank needs."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,17 @@ def test_what_is_not_of_one_revision_is_refused(tmp_path):
     (places["n2"] / "config.json").write_text("{}")
     with pytest.raises(GlmsparkError, match="not the same on n1 and n2: config"):
         join(places)
+
+
+@pytest.mark.parametrize("node", ["n1", "n2"])
+def test_a_copy_that_is_cut_short_is_named(tmp_path, node):
+    """Two nodes need the same part (TP within a stage): one of them being whole is not enough."""
+    layout = Layout(("n1", "n2", "n3", "n4"), 2, 2)
+    places = store(tmp_path, layout)
+    os.truncate(places[node] / "model.safetensors", (places[node] / "model.safetensors").stat().st_size - 1)
+    with pytest.raises(GlmsparkError, match="is truncated: 1 of") as raised:
+        join(places, layout)
+    assert raised.value.host == node
 
 
 def test_an_index_that_names_what_is_not_there(tmp_path):
