@@ -4,6 +4,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from glmspark.models.errors import CheckpointError
+from glmspark.models.inspection import Severity
 from tests.unit.models.test_inspection import look, rules, seed
 from tests.unit.models.toys import TOY
 
@@ -88,3 +89,15 @@ def test_names_do_not_speak_to_the_terminal(tmp_path):
     found = look(made.write(tmp_path / "m"))
     (extra,) = [one for one in found.problems if one.rule == "extra-tensors"]
     assert extra.where == "model.\\x1b]0;owned\\x07.weight"
+
+
+def test_headers_are_read_as_far_as_there_is_room(tmp_path, monkeypatch):
+    """Many shards with a header of the format's 100 MB each would take a hundred gigabytes."""
+    path = seed().write(tmp_path / "m")
+    sizes = [int.from_bytes(one.read_bytes()[:8], "little") for one in sorted(path.glob("*.safetensors"))]
+    monkeypatch.setattr("glmspark.models.inspection.content._MAX_HEADERS", sum(sizes))
+    assert "shard-broken" not in rules(look(path))
+    monkeypatch.setattr("glmspark.models.inspection.content._MAX_HEADERS", sum(sizes) - 1)
+    found = look(path)
+    assert [one.seen for one in found.problems if "larger than" in one.seen]
+    assert rules(found)["shard-broken"] is Severity.ERROR

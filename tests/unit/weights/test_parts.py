@@ -126,6 +126,7 @@ class Spread:
         assert mine == {name: original[name] for name in json.loads(part.index)["weight_map"]}
         assert sum(one.stat().st_size for one in place.glob("*.safetensors")) == part.nbytes
         assert is_part((place / INDEX).read_bytes())
+        assert (place / "config.json").exists()
         left = {one.name for one in place.iterdir() if one.name[0] == "."}
         assert left <= {".glmspark-lock", ".glmspark-weights.json"}
 
@@ -183,6 +184,15 @@ def test_nodes_store_what_they_need_and_fetch_the_difference(whole, tmp_path, fr
         again = spread.run(three, hub)
         assert [again[node]["received"] for node in nodes] == [0] * len(nodes)
         if from_hub:
+            # The first node keeps its part as it is, and passes on again what another lost of the same shard.
+            mine = {name for name, part in three[nodes[0]].shards.items() if part is not None}
+            node, shard = next(
+                (node, name) for node in nodes[1:] for name in three[node].shards if name in mine
+            )
+            flip_on_disk(tmp_path / node / shard, (tmp_path / node / shard).stat().st_size - 1)
+            assert spread.run(three, hub)[node]["received"] > 0
+            for node in nodes:
+                spread.holds(node, three[node])
             two = parts(whole, 2)
             said = spread.run(two, hub)
             for node in two:

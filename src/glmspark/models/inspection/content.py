@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -23,6 +24,9 @@ MARK = "glmspark"
 """The index's metadata under this name says of what the directory is a part (`fetch --only-needed`)."""
 _FIRST = 1 << 16
 """Bytes of a shard that are read at first: its header's length and, mostly, all of a small header."""
+_MAX_HEADERS = 128 * 2**20
+"""Bytes of all shards' headers together; the largest GLM checkpoint has a fifth of that. Parsed they take ten
+times as much memory."""
 _MAX_JSON = 64 * 2**20
 _MAX_LISTS = 3_000_000
 _SHARD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,250}\.safetensors", re.ASCII)
@@ -111,8 +115,9 @@ def read_content(files: CheckpointFiles) -> Content:
                 some(stray),
             )
         )  # fmt: skip
+    room = _Room(_MAX_HEADERS)
     with ThreadPoolExecutor(8) as pool:
-        for name, found in zip(wanted, pool.map(lambda one: _shard(files, one), wanted), strict=True):
+        for name, found in zip(wanted, pool.map(lambda one: _shard(files, one, room), wanted), strict=True):
             shard, problem = found
             if problem is not None:
                 content.problems.append(problem)
@@ -190,7 +195,25 @@ def _of_error(rule: str, error: CheckpointError, effect: str, where: str = "") -
     return Problem(Severity.ERROR, rule, error.message, effect, error.next or "fetch it again", where)
 
 
-def _shard(files: CheckpointFiles, name: str) -> tuple[Shard | None, Problem | None]:
+class _Room:
+    """Bytes of headers that may still be read."""
+
+    def __init__(self, left: int) -> None:
+        self._left = left
+        self._lock = threading.Lock()
+
+    def take(self, count: int, name: str) -> None:
+        """Raises CheckpointError where there is not so much."""
+        with self._lock:
+            if count > self._left:
+                raise CheckpointError(
+                    f"{name}'s header is not read: those of all shards are larger than {_MAX_HEADERS} bytes",
+                    next="no GLM checkpoint has that many tensors: do not use it",
+                )
+            self._left -= count
+
+
+def _shard(files: CheckpointFiles, name: str, room: _Room) -> tuple[Shard | None, Problem | None]:
     """A shard's header and what is wrong with it: both, where it says what a truncated shard should hold."""
     entry = files.entries()[name]
     if entry.wrong:
@@ -206,6 +229,7 @@ def _shard(files: CheckpointFiles, name: str) -> tuple[Shard | None, Problem | N
     try:
         (begun,) = files.read(name, [(0, min(entry.size, _FIRST))])
         length = header_length(begun[:8], entry.size, path)
+        room.take(length, name)
         raw = begun[8 : 8 + length]
         if len(raw) < length:
             raw += files.read(name, [(8 + len(raw), 8 + length)])[0]

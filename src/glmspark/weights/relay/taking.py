@@ -96,7 +96,7 @@ class Taking:
                 self._compare(file, source)
             of = origin(file.part, file.size, self._root(file), identity)
         file.prove()
-        if file.part is None or file.part.spans:
+        if not file.settled and (file.part is None or file.part.spans):
             self._open_up(file)
         self._finishing.append(self._finisher.submit(self._finish, file, of))
 
