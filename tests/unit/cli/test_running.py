@@ -85,7 +85,7 @@ def test_one_that_runs_and_then_loses_a_rank(glmspark: Glmspark) -> None:
     assert ready.supervisor is not None
 
 
-def test_two_that_run_must_be_named(glmspark: Glmspark) -> None:
+def test_two_that_run_must_be_named_and_bad_records_hide_neither(glmspark: Glmspark) -> None:
     launch(make_start("first", "serves"))
     launch(make_start("second", "serves"))
     for words in (["down"], ["logs"], ["chat", "hello"]):
@@ -99,8 +99,25 @@ def test_two_that_run_must_be_named(glmspark: Glmspark) -> None:
     (stopped, _) = glmspark("status", "--json").json
     assert stopped["state"] == "stopped"
     assert glmspark("status").code == 0
-    endings = {one["name"]: one["ending"] for one in glmspark("down", "--all", "--json").json}
-    assert endings == {"first": "nothing to stop", "second": "stopped"}
+
+    # Records that cannot be read hide no other.
+    for name in ("bad", "worse"):
+        home(name).path.mkdir(parents=True)
+        home(name).record_file.write_text("{")
+    status = glmspark("status")
+    assert status.code == 1
+    assert "\nsecond  ready for" in status.out
+    assert status.err.startswith("error: ")
+    assert "bad/deployment.json is not valid JSON" in status.err
+    machine = glmspark("status", "--json")
+    assert (machine.code, machine.err) == (1, "")
+    assert [one["state"] for one in machine.json] == ["stopped", "ready", "unreadable", "unreadable"]
+
+    done = glmspark("down", "--all", "--json")
+    assert done.code == 0
+    endings = {one["name"]: one["ending"] for one in done.json}
+    assert (endings["first"], endings["second"]) == ("nothing to stop", "stopped")
+    assert not home("bad").record_file.exists()
     assert glmspark("status").code == 3
 
 
@@ -129,23 +146,6 @@ def test_keep_leaves_an_unproven_deployment_running(glmspark: Glmspark) -> None:
     assert "kept  unproven" in status.out
     assert "why:  1 of 1 canaries failed" in status.out
     assert glmspark("down").out.startswith("kept: stopped in ")
-
-
-def test_a_record_that_cannot_be_read_hides_no_other(glmspark: Glmspark) -> None:
-    launch(make_start("good", "serves"))
-    for name in ("bad", "worse"):
-        home(name).path.mkdir(parents=True)
-        home(name).record_file.write_text("{")
-    status = glmspark("status")
-    assert status.code == 1
-    assert status.out.startswith("good  ready for")
-    assert status.err.startswith("error: ")
-    assert "bad/deployment.json is not valid JSON" in status.err
-    machine = glmspark("status", "--json")
-    assert (machine.code, machine.err) == (1, "")
-    assert [one["state"] for one in machine.json] == ["ready", "unreadable", "unreadable"]
-    assert glmspark("down", "--all").code == 0
-    assert not home("bad").record_file.exists()
 
 
 def test_what_another_user_started_is_said_so(glmspark: Glmspark, monkeypatch: pytest.MonkeyPatch) -> None:
