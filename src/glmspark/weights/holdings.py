@@ -59,10 +59,14 @@ def needed_tensors(found: Inspection, stage: int, stages: int, *, mtp: bool = Tr
 
 
 def tensor_name(matrix: Matrix, part: str) -> str:
-    """The name a part has in the checkpoint. What is a weight by itself (a bias, A_log) has its own name."""
+    """The name a part has in the checkpoint."""
+    return matrix.module if _by_itself(matrix) else f"{matrix.module}.{part}"
+
+
+def _by_itself(matrix: Matrix) -> bool:
+    """Whether it has its own name in the checkpoint, as a bias or A_log has."""
     own = matrix.spec.name.replace("{expert}", str(matrix.expert))
-    whole = own == matrix.module or (matrix.expert is None and matrix.spec.experts > 1)
-    return matrix.module if whole else f"{matrix.module}.{part}"
+    return own == matrix.module or (matrix.expert is None and matrix.spec.experts > 1)
 
 
 def holdings(
@@ -102,7 +106,7 @@ def holdings(
             own = [
                 matrix
                 for matrix in mine
-                if matrix.expert is not None and order[matrix.module] * tp // experts == n
+                if matrix.expert is not None and order.get(matrix.module, -1) * tp // experts == n
             ]
             one = _held(found, common, tp, own)
             result.append(replace(one, rank=stage * tp + n, tp_rank=n, pp_rank=stage, layers=ranges[stage]))
@@ -115,12 +119,13 @@ def _held(found: Inspection, split: Sequence[Matrix], tp: int, whole: Sequence[M
     shards: set[str] = set()
     for matrices, ways in ((split, tp), (whole, 1)):
         for matrix in matrices:
-            share = ways if matrix.spec.tp else 1
+            share, by_itself = ways if matrix.spec.tp else 1, _by_itself(matrix)
             tensors += len(matrix.parts)
             for part, info in matrix.parts.items():
                 # Scalars (a global scale) lie on every rank.
                 nbytes += info.nbytes if info.elements == 1 else info.nbytes // share
-                shards.add(found.content.tensors[tensor_name(matrix, part)][0])
+                name = matrix.module if by_itself else f"{matrix.module}.{part}"
+                shards.add(found.content.tensors[name][0])
     sizes = sum(found.content.shards[shard].size for shard in shards)
     return Holding(0, 0, 0, (0, 0), tensors, nbytes, len(shards), sizes)
 

@@ -5,8 +5,11 @@ from hypothesis import strategies as st
 
 from glmspark.models.errors import CheckpointError
 from glmspark.models.inspection import Severity
+from glmspark.models.inspection.schemes import PARTS, scheme_of
+from glmspark.models.safetensors import TensorInfo
+from glmspark.weights.holdings import holdings
 from tests.unit.models.test_inspection import look, rules, seed
-from tests.unit.models.toys import TOY
+from tests.unit.models.toys import TOY, architecture
 
 WORDS = st.sampled_from(["full", "F", "re:(", "fp8"])
 JUNK = st.recursive(
@@ -101,3 +104,30 @@ def test_headers_are_read_as_far_as_there_is_room(tmp_path, monkeypatch):
     found = look(path)
     assert [one.seen for one in found.problems if "larger than" in one.seen]
     assert rules(found)["shard-broken"] is Severity.ERROR
+
+
+INFOS = st.builds(
+    lambda dtype, shape: TensorInfo(dtype, tuple(shape), 0, 0),
+    st.sampled_from(["U8", "I8", "I32", "F32", "BF16", "F8_E4M3", "F8_E8M0", "BOOL"]),
+    st.lists(st.integers(0, 40), max_size=3),
+)
+
+
+@settings(max_examples=60)
+@given(
+    st.sampled_from(["weight", "weight_packed", "qweight"]),
+    INFOS,
+    st.dictionaries(st.sampled_from(sorted(part for part in PARTS if "scale" in part)), INFOS, max_size=4),
+)
+def test_any_parts_have_a_scheme(name, info, scales):
+    spec = next(one for one in architecture().specs if len(one.shape) == 2)
+    assert scheme_of({name: info, **scales}, spec).label
+
+
+def test_an_expert_without_a_weight_is_on_no_rank(tmp_path):
+    made = seed(True)
+    name = next(one for one in made.tensors if ".experts.1." in one and one.endswith("gate_proj.weight"))
+    del made.tensors[name]
+    found = look(made.write(tmp_path / "m"))
+    assert "missing-scales" in rules(found)
+    assert len(holdings(found, tp=2, ep=True)) == 2

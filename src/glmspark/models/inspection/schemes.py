@@ -72,9 +72,10 @@ def _packed(parts: Mapping[str, TensorInfo], spec: TensorSpec) -> Scheme:
     words = packed.shape[-1] if packed.shape else 0
     # The number of bits is the config's to say; it follows from the width that the matrix must have.
     bits = next((bits for bits in (2, 3, 4, 8) if words * 32 // bits == inputs), None)
+    rows = packed.shape[:1]
     if bits is None:
-        return Scheme(f"packed {packed.dtype.lower()}", True, (packed.shape[0], words * 8), lacking)
-    return Scheme(f"int{bits} {_group(scale, spec)}", True, (packed.shape[0], inputs), lacking)
+        return Scheme(f"packed {packed.dtype.lower()}", True, (*rows, words * 8), lacking)
+    return Scheme(f"int{bits} {_group(scale, spec)}", True, (*rows, inputs), lacking)
 
 
 def _four_bits(parts: Mapping[str, TensorInfo], packed: TensorInfo, second: str) -> Scheme:
