@@ -21,10 +21,9 @@ from glmspark.plan.speed.links import Link
 from glmspark.plan.speed.run import Run
 from glmspark.plan.speed.text import Text
 from tools.calibrate.deepseek import deepseek
+from tools.calibrate.words import Row, drafter_of, kind_of, text_of, tokens_of
 
 __all__ = ["Case", "PrefillCase", "Row", "aside", "cases", "prefill_cases", "read_rows", "run_of"]
-
-Row = dict[str, Any]
 
 SHORT = 1000
 """Tokens before the new ones where a row says nothing of its prompt."""
@@ -293,9 +292,9 @@ def link_of(row: Row) -> Link:
 def _speculation(row: Row) -> tuple[str, int, int, int]:
     """(method, drafts, bytes of the drafter, its layers)."""
     said = str(row.get("spec_method") or "").lower()
-    if not _kind(row):
+    if not kind_of(row):
         return "", 0, 0, 0
-    kind = _kind(row)
+    kind = kind_of(row)
     block = kind in ("dflash2", "dspark")
     drafts = int(row.get("spec_tokens") or (7 if "dflash" in said else 5 if block else 3))
     if re.search(r"adaptive|auto|conf", said) or str(row.get("engine")).startswith("TensorFold"):
@@ -322,83 +321,3 @@ def _adapted(row: Row, drafts: int, block: bool) -> int:
     if text_of(row) != "prose":
         return drafts
     return 3 if block else min(drafts, 3)
-
-
-def _kind(row: Row) -> str:
-    """What drafts: dspark, dflash2, lookup, mtp; empty where nothing does."""
-    said = str(row.get("spec_method") or "").lower()
-    if said in ("", "none", "off", "no"):
-        return ""
-    for kind, pattern in (("dspark", "dspark"), ("dflash2", "dflash"), ("lookup", r"n-?gram|suffix|lookup")):
-        if re.search(pattern, said):
-            return kind
-    return "mtp"
-
-
-def drafter_of(row: Row) -> str:
-    """Whose acceptance counts, see `glmspark.plan.speed.text.ACCEPTANCE`."""
-    kind = _kind(row)
-    flash = row.get("model") == "GLM-5.3-Flash" and kind in ("mtp", "dflash2")
-    return f"{kind}-flash" if flash else kind
-
-
-_SURE = ("structured", "count", "repetitive", "peak", "predictable", "degenerate", "high-acceptance")
-_TEXTS: dict[Text, tuple[str, ...]] = {
-    "structured": _SURE,
-    "prose": ("prose", "natural", "adversarial"),
-    "code": ("code", "coding", "codegen"),
-    "mixed": ("agentic", "corpus", "category", "random"),
-}
-_LONGEST_FIRST = sorted((word for words in _TEXTS.values() for word in words), key=len, reverse=True)
-_WORDS = re.compile(r"\b(" + "|".join(_LONGEST_FIRST) + r")\b")
-_FIGURE = re.compile(r"\b(?:prose|code|coding)(?: median| mean)? (\d+(?:\.\d+)?)(?:-(\d+(?:\.\d+)?))?\b")
-"""A kind of text with its own figure beside it: another measurement, unless the figure is the row's."""
-
-
-def _means(found: re.Match[str], row: Row) -> bool:
-    low = float(found[1])
-    high = float(found[2] or low)
-    return low * 0.99 <= float(row.get("decode_tok_s") or 0) <= high * 1.01
-
-
-def text_of(row: Row) -> Text:
-    """What was generated, by the row's notes: structured, code, prose; mixed where they do not say."""
-    notes = str(row.get("notes") or "").lower()
-    said = _FIGURE.sub(lambda found: found[0] if _means(found, row) else " ", notes)
-    for word in _WORDS.findall(said):
-        for text, words in _TEXTS.items():
-            if word in words:
-                return text
-    return "mixed"
-
-
-def tokens_of(row: Row, drafts: int) -> float | None:
-    """Tokens a step by the row's acceptance, in whatever words it is given; None where it is not."""
-    said = str(row.get("acceptance") or "").replace("~", "")
-    if not said:
-        return None
-    if found := re.match(r"([\d.]+) \([\d.]+ ?%\)$", said):
-        return float(found[1])
-    if found := re.search(r"([\d.]+)(?:-([\d.]+))? draft tok/step", said):
-        return 1 + _middle(found)
-    if found := re.search(r"([\d.]+) accepted/batch", said):
-        return 1 + float(found[1])
-    if found := re.search(r"(\d+)/(\d+)(?: draft tokens)? accepted", said):
-        return 1 + drafts * int(found[1]) / int(found[2])
-    if found := re.search(r"([\d.]+) accepted of (\d+)", said):
-        return 1 + float(found[1])
-    if found := re.search(r"(?:mean length|accept len) ([\d.]+)(?:-([\d.]+))?", said):
-        return _middle(found)
-    if found := re.search(r"([\d.]+) (?:tok/|of \d)", said):
-        return float(found[1])
-    if found := re.search(r"([\d.]+)(?:-([\d.]+))? ?%", said):
-        return 1 + drafts * _middle(found) / 100
-    if found := re.fullmatch(r"([\d.]+)(?: \(.*\))?", said):
-        value = float(found[1])
-        return 1 + drafts * value if value <= 1 else value
-    return None
-
-
-def _middle(found: re.Match[str]) -> float:
-    low = float(found[1])
-    return (low + float(found[2])) / 2 if found.lastindex and found.lastindex > 1 and found[2] else low
