@@ -14,7 +14,7 @@ from glmspark.plan.speed import Link, Run, load_constants, predict
 from glmspark.plan.speed.constants import load_calibration
 from glmspark.plan.speed.links import all_gather, all_reduce
 from glmspark.plan.speed.prefill import prefill_seconds
-from glmspark.plan.speed.step import step_parts, touched
+from glmspark.plan.speed.step import step_collectives, step_parts, touched
 from glmspark.plan.speed.text import ACCEPTANCE, KINDS, expected_tokens
 from tools.calibrate.__main__ import HERE
 from tools.calibrate.rows import Case, aside, cases, prefill_cases, read_rows
@@ -142,6 +142,31 @@ def test_no_more_than_the_hardware_allows(one, streams, depth, text):
     assert found.step == pytest.approx(sum(found.parts.values()))
     assert found.prefill.value > 0
     assert found.ttft.value > found.step
+
+
+@settings(max_examples=20)
+@given(RUNS, st.integers(1, 16), st.sampled_from([1, 2]), st.sampled_from([1, 3]))
+def test_collectives_add_up_to_their_parts(one, streams, dcp, pp):
+    constants = load_constants()
+    changed = replace(one, dcp=dcp, pp=pp)
+    items = step_collectives(changed, streams=streams, constants=constants)
+    parts = step_parts(changed, streams=streams, depth=0, constants=constants)
+    waiting = changed.work.attending * constants.context_layer if dcp > 1 else 0.0
+    drafting = [item for item in items if item.what.startswith("drafter")]
+    network = sum(item.total for item in items if item not in drafting)
+    assert network == pytest.approx(parts["collectives"] + parts["context"] - waiting)
+    assert sum(item.total for item in drafting) <= parts["drafter"]
+    assert all(0 < item.latency <= item.seconds for item in items)
+
+
+def test_the_limit_counts_all_that_a_step_reads():
+    one = run(method="mtp", drafts=3)
+
+    def limit(run: Run, depth: int) -> float:
+        return predict(run, depth=depth, drafter="mtp", tokens=1.0).limit
+
+    assert limit(one, 500_000) < limit(one, 2048) * 0.95  # the indexer's keys
+    assert limit(one, 2048) < limit(replace(one, method="lookup"), 2048)  # the drafter
 
 
 @given(st.floats(0, 1), st.integers(0, 16))

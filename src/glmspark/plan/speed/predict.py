@@ -7,10 +7,11 @@ from dataclasses import asdict, dataclass, replace
 from math import exp, sqrt
 from typing import Any
 
+from glmspark.plan.speed.collectives import Collective
 from glmspark.plan.speed.constants import Constants, load_calibration, load_constants
 from glmspark.plan.speed.prefill import prefill_parts, prefill_seconds
 from glmspark.plan.speed.run import Run
-from glmspark.plan.speed.step import decode_limit, step_parts
+from glmspark.plan.speed.step import decode_limit, step_collectives, step_parts
 from glmspark.plan.speed.text import Text, accepted, expected_tokens, tokens_spread
 
 __all__ = ["Prediction", "Range", "predict", "spread_of"]
@@ -43,7 +44,7 @@ class Prediction:
     """decode: tokens a second of all streams. stream: of one. parts: seconds of a decoding step. tokens:
     that a step makes. prefill: tokens of a prompt a second. ttft: seconds to the first token of such a
     prompt. limit: tokens a second if memory streamed at its full rate and nothing else took time. share: of
-    it reached."""
+    it reached. collectives: of a step."""
 
     streams: int
     depth: int
@@ -58,6 +59,7 @@ class Prediction:
     prefill_parts: Mapping[str, float]
     ttft: Range
     limit: float
+    collectives: tuple[Collective, ...] = ()
 
     @property
     def share(self) -> float:
@@ -128,5 +130,6 @@ def predict(
         prefill=Range.around(prompt / seconds, wide),
         prefill_parts=prefill_parts(run, tokens=min(run.chunk, prompt), depth=0.0, constants=constants),
         ttft=Range.around(first, wide),
-        limit=decode_limit(run, streams=streams, depth=depth, tokens=tokens),
+        limit=decode_limit(run, streams=streams, depth=depth, tokens=tokens, overlap=constants.overlap),
+        collectives=step_collectives(run, streams=streams, constants=constants),
     )

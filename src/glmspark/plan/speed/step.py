@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import sqrt
 
+from glmspark.plan.speed.collectives import Collective, of_context, of_drafter, of_stages, of_tensors
 from glmspark.plan.speed.constants import BANDWIDTH, Constants
-from glmspark.plan.speed.links import all_gather, all_reduce
 from glmspark.plan.speed.run import Run
 
-__all__ = ["PARTS", "decode_limit", "step_parts", "touched"]
+__all__ = ["PARTS", "decode_limit", "step_collectives", "step_parts", "touched"]
 
 PARTS = ("weights", "experts", "attention", "collectives", "context", "launches", "drafter", "engine")
 """weights: all but routed experts. context: context parallelism's collectives and merging. engine: scheduler
@@ -37,26 +37,44 @@ def seconds_of(size: Mapping[str, float], constants: Constants) -> float:
 
 def step_parts(run: Run, *, streams: float, depth: float, constants: Constants) -> dict[str, float]:
     """Seconds of a step by part. streams: requests at once. depth: tokens before the new ones."""
-    work, model = run.work, run.outline.architecture
-    # Stages work on different requests at a time where there are enough of them.
-    batch = max(streams / run.pp, 1.0)
-    verified = batch * (1 + run.drafts)
+    work = run.work
+    batch, verified = _batch(run, streams)
     parts = dict.fromkeys(PARTS, 0.0)
     parts["weights"] = seconds_of(work.dense, constants)
     parts["experts"] = work.moe_layers * _experts(run, work.expert, verified, constants)
     parts["attention"] = _attention(run, batch, verified, depth, constants)
-    size = verified * model.hidden_size * run.element
-    if run.tp > 1:
-        count = 2 * work.layers + 2  # embedding and logits
-        parts["collectives"] = count * all_reduce(run.link, run.tp, size, constants)
-    parts["collectives"] += (run.pp - 1) * (constants.stage + size / run.link.bandwidth)
+    parts["collectives"] = _sum(of_tensors(run, verified, constants), of_stages(run, verified, constants))
     if run.dcp > 1:
-        parts["context"] = _context(run, verified, constants)
+        parts["context"] = (
+            _sum(of_context(run, verified, constants)) + work.attending * constants.context_layer
+        )
     parts["launches"] = work.layers * (constants.layer + (0.0 if run.graphs else constants.eager))
     parts["engine"] = constants.step
     if run.drafts:
         parts["drafter"] = _drafter(run, batch, constants)
     return parts
+
+
+def _batch(run: Run, streams: float) -> tuple[float, float]:
+    """Requests that are worked on at a time, and the tokens that are verified for them."""
+    # Stages work on different requests at a time where there are enough of them.
+    batch = max(streams / run.pp, 1.0)
+    return batch, batch * (1 + run.drafts)
+
+
+def step_collectives(run: Run, *, streams: float, constants: Constants) -> tuple[Collective, ...]:
+    """The collectives of a step, which `step_parts` counts under collectives, context and drafter."""
+    batch, verified = _batch(run, streams)
+    return (
+        *of_tensors(run, verified, constants),
+        *of_stages(run, verified, constants),
+        *of_context(run, verified, constants),
+        *of_drafter(run, batch, constants),
+    )
+
+
+def _sum(*groups: tuple[Collective, ...]) -> float:
+    return sum(one.total for group in groups for one in group)
 
 
 def _experts(run: Run, expert: Mapping[str, float], tokens: float, constants: Constants) -> float:
@@ -78,50 +96,46 @@ def _attention(run: Run, batch: float, verified: float, depth: float, constants:
     return ((latent + keys) / run.dcp + batch * work.state) / (BANDWIDTH * constants.floats)
 
 
-def _context(run: Run, verified: float, constants: Constants) -> float:
-    """Context parallelism: queries gathered, partial results merged, the indexer's choices gathered."""
-    work, model = run.work, run.outline.architecture
-    heads = model.heads / run.tp
-    query = verified * heads * model.kv_latent * run.element
-    result = verified * heads * model.kv_lora_rank * run.element
-    gather = all_gather(run.link, run.dcp, query, constants)
-    merge = all_gather(run.link, run.dcp, result, constants)
-    if not run.a2a:
-        merge += all_gather(run.link, run.dcp, verified * heads * 4, constants)
-    choice = all_gather(run.link, run.dcp, verified * (model.index_topk or 0) * 8, constants)
-    return work.attending * (gather + merge + constants.context_layer) + work.indexers * choice
-
-
 def _drafter(run: Run, batch: float, constants: Constants) -> float:
     """Seconds of drafting: a pass of the MTP layer for each token, or one of a drafter that drafts a
     block."""
-    work, model = run.work, run.outline.architecture
+    work = run.work
+    network = _sum(of_drafter(run, batch, constants))
     if run.method == "lookup":
         return constants.step / 3
     if run.method == "mtp":
-        size = batch * model.hidden_size * run.element
         one = seconds_of(work.mtp, constants) + work.head / (BANDWIDTH * constants.floats)
         one += _experts(run, work.mtp_expert, batch, constants)
-        one += 3 * all_reduce(run.link, run.tp, size, constants) if run.tp > 1 else 0.0
         one += 0.0 if run.graphs else constants.eager
-        return run.drafts * (one + constants.draft)
-    size = batch * (1 + run.drafts) * model.hidden_size * run.element
+        return run.drafts * (one + constants.draft) + network
     read = run.drafter / run.tp / (BANDWIDTH * constants.floats)
-    network = 2 * run.drafter_layers * all_reduce(run.link, run.tp, size, constants) if run.tp > 1 else 0.0
     launches = run.drafter_layers * (constants.layer + (0.0 if run.graphs else constants.eager))
     return read + network + launches + 2 * constants.draft
 
 
-def decode_limit(run: Run, *, streams: float, depth: float, tokens: float) -> float:
-    """Tokens a second if memory did nothing but stream the step's weights and cache at its full rate, on all
-    ranks at once, with nothing else taking time. tokens: made in a step by every stream."""
+def _drafter_bytes(run: Run, batch: float, overlap: float) -> float:
+    """Bytes that drafting a step's tokens reads."""
     work, model = run.work, run.outline.architecture
-    batch = max(streams / run.pp, 1.0)
-    verified = batch * (1 + run.drafts)
-    count = touched(model.experts, model.experts_per_token, verified, 0.0)
+    if run.method == "mtp":
+        count = touched(model.experts, model.experts_per_token, batch, overlap)
+        if run.expert_parallel:
+            count /= run.tp
+        return run.drafts * (sum(work.mtp.values()) + work.head + count * sum(work.mtp_expert.values()))
+    return run.drafter / run.tp if run.method == "block" else 0.0
+
+
+def decode_limit(run: Run, *, streams: float, depth: float, tokens: float, overlap: float) -> float:
+    """Tokens a second if memory did nothing but stream what a step reads (weights, cache, states, drafter) at
+    its full rate, on all ranks at once, with nothing else taking time. tokens: made in a step by every
+    stream. overlap: see `touched`."""
+    work, model = run.work, run.outline.architecture
+    batch, verified = _batch(run, streams)
+    count = touched(model.experts, model.experts_per_token, verified, overlap)
     if run.expert_parallel:
         count /= run.tp
     size = sum(work.dense.values()) + work.moe_layers * count * sum(work.expert.values())
     read = depth if not run.sparse or model.index_topk is None else min(depth, model.index_topk)
     size += verified * work.attending * read * run.cache.latent / run.dcp
+    size += batch * work.indexers * depth * run.cache.indexer / model.index_pool / run.dcp
+    size += batch * work.state + _drafter_bytes(run, batch, overlap)
     return streams * tokens / (size / BANDWIDTH)
