@@ -22,6 +22,8 @@ _TEXTS = ("prose", "code", "structured", "mixed")
 _AIMS = ("stream", "context", "throughput")
 _SPECS = ("mtp:2", "mtp:3", "ngram:3", "dflash:7", "dspark:3", "none")
 _LINKS = ("roce", "one-shot", "tcp:1", "tcp:10", "tcp:200")
+_DEPTH, _PROMPT = 1000, 2048
+_MOST = 1024
 
 
 def _completed(words: tuple[str, ...]) -> Any:
@@ -41,35 +43,59 @@ def plan(  # noqa: PLR0913, PLR0917 - one parameter for each option
     ] = None,
     context: Annotated[int | None, typer.Option(help="Longest request, in tokens.", min=1)] = None,
     concurrency: Annotated[int | None, typer.Option(help="Requests at once.", min=1, max=4096)] = None,
-    tp: Annotated[int | None, typer.Option(help="Ranks that share every layer.", min=1)] = None,
-    pp: Annotated[int | None, typer.Option(help="Stages that share out the layers.", min=1)] = None,
-    dcp: Annotated[int | None, typer.Option(help="Ranks that share out the KV cache.", min=1)] = None,
+    tp: Annotated[int | None, typer.Option(help="Ranks that share every layer.", min=1, max=_MOST)] = None,
+    pp: Annotated[
+        int | None, typer.Option(help="Stages that share out the layers.", min=1, max=_MOST)
+    ] = None,
+    dcp: Annotated[
+        int | None, typer.Option(help="Ranks that share out the KV cache.", min=1, max=_MOST)
+    ] = None,
     spec: Annotated[
         str | None,
-        typer.Option(metavar="METHOD[:N]", help="Drafter and its tokens.", autocompletion=_completed(_SPECS)),
+        typer.Option(
+            metavar="METHOD[:N]",
+            help="Drafter and its tokens: mtp:3, ngram, suffix, dflash, dspark; or none.",
+            autocompletion=_completed(_SPECS),
+        ),
     ] = None,
     kv_cache: Annotated[
         str | None, typer.Option(metavar="SIZE", help="KV cache of a rank, such as 8GiB.")
     ] = None,
     link: Annotated[
         str | None,
-        typer.Option(metavar="KIND[:GBIT]", help="What links the nodes.", autocompletion=_completed(_LINKS)),
+        typer.Option(
+            metavar="KIND[:GBIT]",
+            help="What links the nodes: roce, one-shot (RDMA), tcp:10 (sockets).",
+            autocompletion=_completed(_LINKS),
+        ),
     ] = None,
-    depth: Annotated[int, typer.Option(help="Tokens before the new ones.", min=0, max=10**7)] = 1000,
+    depth: Annotated[
+        int, typer.Option(help="Tokens already read when decoding is timed.", min=0, max=10**7)
+    ] = _DEPTH,
     prompt: Annotated[
-        int, typer.Option(help="Tokens of the prompt whose first answer is timed.", min=1, max=10**7)
-    ] = 2048,
+        int, typer.Option(help="Tokens of the prompt whose first token is timed.", min=1, max=10**7)
+    ] = _PROMPT,
     text: Annotated[
         str,
-        typer.Option(help="Kind of text that changes are compared at.", autocompletion=_completed(_TEXTS)),
+        typer.Option(
+            metavar="KIND",
+            help="Text that changes are compared at: prose, code, structured or mixed.",
+            autocompletion=_completed(_TEXTS),
+        ),
     ] = "mixed",
     model: Annotated[
         str | None, typer.Option(metavar="DIR", help="This checkpoint instead of the recipe's.")
     ] = None,
-    search: Annotated[bool, typer.Option("--search", help="All layouts that fit, best first.")] = False,
+    search: Annotated[
+        bool, typer.Option("--search", help="All layouts that fit, best first; --tp and the like narrow it.")
+    ] = False,
     aim: Annotated[
         str,
-        typer.Option(help="Best at what: stream, context or throughput.", autocompletion=_completed(_AIMS)),
+        typer.Option(
+            metavar="AIM",
+            help="What --search puts first: stream, context or throughput.",
+            autocompletion=_completed(_AIMS),
+        ),
     ] = "stream",
     learned: Annotated[
         bool, typer.Option("--learned", help="Correct memory by what started engines said.")
@@ -79,12 +105,12 @@ def plan(  # noqa: PLR0913, PLR0917 - one parameter for each option
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Plan a recipe before anything is started: memory of each rank, the largest context, speed, what to
-    change.
+    """Plan a recipe before anything is started: memory of each rank, the
+    largest context, speed, what to change.
 
-    Without --cluster it plans for Sparks as they come. The model need not be here: the published
-    checkpoints are known by name. Every speed is a prediction with a range that nine of ten measurements
-    should be in.
+    Without --cluster it plans for Sparks as they come. The model need not be
+    here: the published checkpoints are known by name. Every speed is a
+    prediction with a range that nine of ten measurements should be in.
 
     Example: [bold]glmspark plan glm-5.2-4x-mtp --context 131072 --concurrency 4[/bold]
 
@@ -95,6 +121,7 @@ def plan(  # noqa: PLR0913, PLR0917 - one parameter for each option
     from glmspark.config import load_recipe
     from glmspark.models.outlines import outline_for
     from glmspark.plan.settings import Asked, apply, parse_spec
+    from glmspark.plan.split import check_layout
 
     text = _one_of("--text", text, _TEXTS)
     aim = _one_of("--aim", aim, _AIMS)
@@ -110,19 +137,34 @@ def plan(  # noqa: PLR0913, PLR0917 - one parameter for each option
     loaded = load_recipe(recipe)
     changed = apply(loaded, asked)
     outline = outline_for(changed.model.source, model)
+    if not search or tp is not None or pp is not None:
+        check_layout(outline.architecture, changed.layout.tp, changed.layout.pp)
+    _check_lengths(changed, depth, prompt)
+    if search:
+        _check_search(kv_cache=kv_cache, learned=learned, png=png, prompt=prompt)
     site = _site(changed, cluster, nodes, link, search=search)
     if search:
         from glmspark.cli.plan_show import show_search
+        from glmspark.plan.search import MANY, refusal_of
         from glmspark.plan.search import search as all_layouts
 
         options = all_layouts(
-            changed, outline, site, aim=cast("Aim", aim), text=cast("Text", text), depth=depth
+            changed,
+            outline,
+            site,
+            aim=cast("Aim", aim),
+            text=cast("Text", text),
+            depth=depth,
+            streams=concurrency or MANY,
+            fixed=asked,
         )
+        if not options:
+            raise refusal_of(changed, outline, site, fixed=asked)
         if as_json:
             print_json([one.to_json() for one in options])
         else:
             show_search(options, changed, site, aim, text)
-        raise typer.Exit(0 if options else 1)
+        return
     from glmspark.plan.study import study
 
     changed = _with_room(changed, asked, outline, site)
@@ -162,7 +204,7 @@ def _tell(
     if png is not None:
         from glmspark.cli.plan_png import draw
 
-        draw(found, png)
+        draw(found, png, text)
     if as_json:
         data = to_json(found)
         data["single_stream"] = {kind: one.decode.to_json() for kind, one in single.speeds.items()}
@@ -213,6 +255,36 @@ def _with_room(recipe: Recipe, asked: Asked, outline: Any, site: Site) -> Recipe
     return apply(recipe, Changes(kv_cache=max(needed, recipe.engine.kv_cache_memory)))
 
 
+def _check_lengths(recipe: Recipe, depth: int, prompt: int) -> None:
+    """Raises UsageError for a depth or prompt that no request can reach."""
+    from glmspark.errors import UsageError
+
+    longest = recipe.engine.max_model_len
+    for option, value, usual in (("--depth", depth, _DEPTH), ("--prompt", prompt, _PROMPT)):
+        if value > max(longest, usual):
+            raise UsageError(
+                f"{option} {value:,} is beyond the longest request, which is of {longest:,} tokens",
+                next=f"choose at most {longest}, or a longer --context",
+            )
+
+
+def _check_search(*, kv_cache: str | None, learned: bool, png: Path | None, prompt: int) -> None:
+    """Raises UsageError for what says nothing to a search."""
+    from glmspark.errors import UsageError
+
+    given = {
+        "--kv-cache": kv_cache is not None,
+        "--learned": learned,
+        "--png": png is not None,
+        "--prompt": prompt != _PROMPT,
+    }
+    if useless := [option for option, there in given.items() if there]:
+        raise UsageError(
+            f"--search does not take {', '.join(useless)}",
+            next="search without, then plan the layout that you choose with --tp, --pp and --dcp",
+        )
+
+
 def _one_of(option: str, value: str, known: tuple[str, ...]) -> str:
     from glmspark.errors import UsageError
 
@@ -249,8 +321,9 @@ def _site(recipe: Recipe, cluster: Path | None, nodes: int | None, link: str | N
         from glmspark.launch.plan_site import cluster_site
 
         loaded = load_cluster(cluster)
-        with waiting(f"asking {', '.join(node.name for node in loaded.nodes)}"):
-            site = cluster_site(loaded, recipe)
+        count = len(loaded.nodes) if search else recipe.layout.world
+        with waiting(f"asking {', '.join(node.name for node in loaded.nodes[:count])}"):
+            site = cluster_site(loaded, recipe, count)
     elif recipe.needs.platform != "cuda":
         from glmspark.launch.plan_here import local_site
 

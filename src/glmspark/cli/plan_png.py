@@ -17,14 +17,15 @@ _COLOURS = {
     "work space": "#d9a93a",
     "graphs, NCCL": "#9a5fb0",
     "host": "#c8553d",
+    "system": "#8a8a8a",
     "free": "#dddddd",
 }
 _GIB = 2**30
 
 
-def draw(found: Study, file: Path) -> None:
-    """Write the picture as PNG. Raises GlmsparkError where matplotlib is not installed, UsageError where
-    the file cannot be written."""
+def draw(found: Study, file: Path, text: str) -> None:
+    """Write the picture as PNG. text: the kind whose step is drawn. Raises GlmsparkError where matplotlib is
+    not installed, UsageError where the file cannot be written."""
     import io
 
     from glmspark.config.files import write_atomic
@@ -42,7 +43,7 @@ def draw(found: Study, file: Path) -> None:
     axes = figure.subplots(1, 2 if found.speeds else 1, squeeze=False)[0]
     _memory(axes[0], found)
     if found.speeds:
-        _step(axes[1], found)
+        _step(axes[1], found, text)
     figure.suptitle(f"{found.recipe.name}, {found.recipe.layout.words()}")
     picture = io.BytesIO()
     figure.savefig(picture, format="png", metadata={"Software": "glmspark"})
@@ -50,24 +51,25 @@ def draw(found: Study, file: Path) -> None:
 
 
 def _memory(axis: Any, found: Study) -> None:
-    totals = {seat.name: seat.total for seat in found.site.seats}
+    seats = {seat.name: seat for seat in found.site.seats}
     names = [f"rank {rank.place.rank}" for rank in found.ranks]
     begin = [0.0] * len(names)
-    parts = [dict(parts_of(rank, totals[rank.node])) for rank in found.ranks]
+    parts = [dict(parts_of(rank, seats[rank.node])) for rank in found.ranks]
     for kind, colour in _COLOURS.items():
         sizes = [one.get(kind, 0) / _GIB for one in parts]
         if any(sizes):
             axis.barh(names, sizes, left=begin, color=colour, label=kind)
             begin = [left + size for left, size in zip(begin, sizes, strict=True)]
-    axis.axvline(max(totals.values()) / _GIB, color="black", linewidth=1)
+    axis.axvline(max(seat.total for seat in seats.values()) / _GIB, color="black", linewidth=1)
     axis.invert_yaxis()
     axis.set_xlabel("GiB")
     axis.set_title("memory")
     axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=4, frameon=False, fontsize=8)
 
 
-def _step(axis: Any, found: Study) -> None:
-    kind, one = list(found.speeds.items())[-1]
+def _step(axis: Any, found: Study, text: str) -> None:
+    kind = text if text in found.speeds else next(iter(found.speeds))
+    one = found.speeds[kind]
     parts = sorted(
         ((name, 1000 * seconds) for name, seconds in one.parts.items() if seconds), key=lambda p: p[1]
     )

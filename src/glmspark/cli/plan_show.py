@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -19,11 +20,12 @@ if TYPE_CHECKING:
     from glmspark.plan.changes import Change
     from glmspark.plan.plan import Memory
     from glmspark.plan.search import Option
-    from glmspark.plan.site import Site
+    from glmspark.plan.site import Seat, Site
     from glmspark.plan.speed import Range
     from glmspark.plan.study import Held, Study
 
 _BAR = 60
+_WIDTH = 80
 COLOURS = {
     "weights": "blue",
     "drafter": "cyan",
@@ -31,8 +33,20 @@ COLOURS = {
     "work space": "yellow",
     "graphs, NCCL": "magenta",
     "host": "red",
+    "system": "white",
     "free": "bright_black",
 }
+_PLAIN = {
+    "weights": "█",
+    "drafter": "@",
+    "KV cache": "▓",
+    "work space": "#",
+    "graphs, NCCL": "+",
+    "host": "=",
+    "system": "-",
+    "free": "░",
+}
+"""Where there are no colours."""
 
 
 def show(
@@ -87,8 +101,8 @@ def classes_of(memory: Memory) -> list[tuple[str, int]]:
     return weights + [(name, size) for name, size in rest if size]
 
 
-def parts_of(rank: Held, total: int) -> list[tuple[str, int]]:
-    """The bar of a rank: coarse classes, and what stays free of the node's memory."""
+def parts_of(rank: Held, seat: Seat) -> list[tuple[str, int]]:
+    """The bar of a rank: coarse classes, what the system and others on its node have, and what stays free."""
     memory = rank.memory
     parts = [
         ("weights", memory.weights),
@@ -97,8 +111,10 @@ def parts_of(rank: Held, total: int) -> list[tuple[str, int]]:
         ("work space", memory.scratch),
         ("graphs, NCCL", memory.graphs + memory.network),
         ("host", memory.process),
+        ("system", seat.total - seat.available),
     ]
-    return [*((name, size) for name, size in parts if size), ("free", max(total - memory.total, 0))]
+    free = max(seat.available - memory.total, 0)
+    return [*((name, size) for name, size in parts if size), ("free", free)]
 
 
 def _memory(console: Console, found: Study) -> None:
@@ -108,31 +124,37 @@ def _memory(console: Console, found: Study) -> None:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("memory of a rank")
     for group in groups:
-        first, last = group[0].place.rank, group[-1].place.rank
-        layers = group[0].place.layers
-        name = f"rank {first}" if first == last else f"ranks {first}-{last}"
-        table.add_column(f"{name}, layers {layers[0]}-{layers[1] - 1}", justify="right")
+        layers = f"layers {group[0].place.layers[0]}-{group[-1].place.layers[1] - 1}"
+        table.add_column(f"{_names(group)}\n{layers}", justify="right")
     rows: dict[str, list[str]] = {}
     for number, group in enumerate(groups):
         for name, size in classes_of(group[0].memory):
             rows.setdefault(name, ["-"] * len(groups))[number] = format_size(size)
     for name, cells in rows.items():
         table.add_row(name, *cells)
+    seats = {seat.name: seat for seat in found.site.seats}
     for name, pick in _SUMS.items():
-        table.add_row(Line(name, style="bold"), *(_signed(pick(group[0])) for group in groups))
+        sums = [_signed(pick(group[0], seats[group[0].node])) for group in groups]
+        table.add_row(Line(name, style="bold"), *sums)
     console.print(table)
-    totals = {seat.name: seat.total for seat in found.site.seats}
     if found.site.platform == "cuda":
         console.print()
-        for group in groups:
-            rank = group[0]
-            bar = _stack(parts_of(rank, totals[rank.node]), totals[rank.node])
+        glyphs = _PLAIN if console.color_system is None else dict.fromkeys(_PLAIN, "█")
+        parts = [parts_of(group[0], seats[group[0].node]) for group in groups]
+        for group, part in zip(groups, parts, strict=True):
+            bar = stack(part, seats[group[0].node].total, glyphs)
             console.print(Line(f"{_names(group):12}", end="").append_text(bar))
-        names = [name for name, _ in parts_of(groups[0][0], totals[groups[0][0].node])]
-        legend = Line(" " * 12)
-        for name in names:
-            legend.append("█ ", style=COLOURS[name]).append(f"{name}  ")
-        console.print(legend)
+        _legend(console, [name for name in COLOURS if any(name in dict(part) for part in parts)], glyphs)
+
+
+def _legend(console: Console, names: Sequence[str], glyphs: Mapping[str, str]) -> None:
+    line = Line(" " * 12)
+    for name in names:
+        if len(line) + len(name) + 2 > _WIDTH:
+            console.print(line)
+            line = Line(" " * 12)
+        line.append(glyphs[name], style=COLOURS[name]).append(f" {name}  ")
+    console.print(line)
 
 
 def _stored(console: Console, found: Study) -> None:
@@ -151,10 +173,12 @@ def _stored(console: Console, found: Study) -> None:
     )
 
 
-_SUMS = {
-    "needed": lambda rank: rank.memory.needed,
-    "at most while loading": lambda rank: rank.memory.load,
-    "left on the node": lambda rank: rank.left,
+_SUMS: dict[str, Callable[[Held, Seat], int]] = {
+    "needed": lambda rank, _: rank.memory.needed,
+    "while loading": lambda rank, _: rank.memory.load,
+    "available": lambda _, seat: seat.available,
+    "kept free of it": lambda rank, _: rank.memory.reserve,
+    "left on the node": lambda rank, _: rank.left,
 }
 
 
@@ -167,13 +191,15 @@ def _signed(size: int) -> Line:
     return Line(format_size(size), style="bold red" if size < 0 else "bold")
 
 
-def _stack(parts: Sequence[tuple[str, int]], total: int) -> Line:
-    """A bar of _BAR cells; every part that is there gets at least one."""
+def stack(parts: Sequence[tuple[str, int]], total: int, glyphs: Mapping[str, str]) -> Line:
+    """A bar of _BAR cells for the sizes of `parts`; every part that is there gets at least one."""
     bar = Line()
     whole = max(total, sum(size for name, size in parts if name != "free"))
+    end = 0
     for name, size in parts:
-        cells = max(round(size / whole * _BAR), 1 if name != "free" and size else 0)
-        bar.append("█" * cells, style=COLOURS[name])
+        end += size
+        cells = max(round(end / whole * _BAR) - len(bar), 1 if name != "free" and size else 0)
+        bar.append(glyphs[name] * cells, style=COLOURS[name])
     return bar
 
 
@@ -187,9 +213,10 @@ def _cache(console: Console, found: Study) -> None:
     split = ", ".join(f"{name} {size:,.0f}" for name, size in kinds if size)
     dtype = recipe.engine.args.get("kv_cache_dtype", "auto")
     shared = f", shared by {recipe.layout.dcp} ranks" if recipe.layout.dcp > 1 else ""
+    full = found.tokens / recipe.engine.max_model_len
     console.print(
-        f"\nKV cache ({dtype}): {found.tokens:,} tokens, {token.total:,.0f} bytes each on a rank ({split})"
-        f"{shared}"
+        f"\nKV cache ({dtype}): {found.tokens:,} tokens, {full:.1f} requests of full length; "
+        f"{token.total:,.0f} bytes each on a rank ({split}){shared}"
     )
     if found.states:
         console.print(f"  and {format_size(found.states)} of states for each request")
@@ -230,6 +257,12 @@ def _parts(console: Console, found: Study, text: str) -> None:
     one = found.speeds.get(text) or next(iter(found.speeds.values()))
     console.print(f"\na step of {1000 * one.step:.0f} ms goes into")
     _bars(console, one.parts, one.step)
+    for item in one.collectives:
+        micro, latency = 1e6 * item.seconds, 1e6 * item.latency
+        console.print(
+            f"  {item.count} x {item.what} of {format_size(round(item.size))}: {micro:.0f} us each, "
+            f"{latency:.0f} of it latency"
+        )
 
 
 def _bars(console: Console, parts: Mapping[str, float], whole: float) -> None:
@@ -256,22 +289,21 @@ def _changes(console: Console, changes: Sequence[Change], more: Change | None, t
 
 
 def show_search(options: Sequence[Option], recipe: Recipe, site: Site, aim: str, text: str) -> None:
-    """The layouts that fit, best first."""
+    """The layouts that fit, best first; at least one."""
     console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
+    nodes, fit = len(site.seats), "layouts fit" if len(options) > 1 else "layout fits"
     console.print(
-        f"[bold]{escape(recipe.name)}[/bold] on up to {len(site.seats)} nodes, {_link(site)}: "
-        f"{len(options)} layouts fit, best for {aim} first; speeds in tok/s at {text} text"
+        f"[bold]{escape(recipe.name)}[/bold] on up to {nodes} node{'s' * (nodes != 1)}, {_link(site)}: "
+        f"{len(options)} {fit}, best for {aim} first; speeds in tok/s at {text} text"
     )
-    if not options:
-        print("  none; a smaller checkpoint or more nodes would")
-        return
+    many = f"{options[0].streams} requests"
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for title in ("layout", "nodes", "draft", "largest context", "one request", "eight", "left on a node"):
+    for title in ("layout", "nodes", "draft", "largest context", "one request", many, "left on a node"):
         table.add_column(title, justify="left" if title in ("layout", "draft") else "right")
     for one in options[:20]:
         layout, draft = one.study.recipe.layout, one.study.recipe.draft
         table.add_row(
-            layout.model_copy(update={"backend": "mp"}).words(),
+            layout.model_copy(update={"backend": "mp"}).words() + " *" * (one.refused is not None),
             str(layout.world),
             "-" if draft is None else f"{draft.method}:{draft.tokens}",
             f"{one.study.context:,}",
@@ -282,3 +314,7 @@ def show_search(options: Sequence[Option], recipe: Recipe, site: Site, aim: str,
     console.print(table)
     if len(options) > 20:
         print(f"and {len(options) - 20} more; --json has all")
+    # DCP 2 and DCP 4 are refused for one reason.
+    whys = [one.refused.message for one in options[:20] if one.refused is not None]
+    for why in {re.sub(r"\d+", "", message): message for message in whys}.values():
+        print(f"* `up` refuses it: {why}")

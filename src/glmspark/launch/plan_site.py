@@ -22,8 +22,11 @@ from glmspark.plan.site import Seat, Site, recipe_link
 __all__ = ["cluster_site"]
 
 
-def cluster_site(cluster: Cluster, recipe: Recipe) -> Site:
-    """A cluster's nodes as they are now. Raises NodeError for one that cannot be reached or read."""
+def cluster_site(cluster: Cluster, recipe: Recipe, count: int | None = None) -> Site:
+    """A cluster's nodes as they are now. count: only so many, its first, which ranks go to; the others need
+    not answer. Raises NodeError for one that cannot be reached or read."""
+    if count is not None:
+        cluster = cluster.model_copy(update={"nodes": cluster.nodes[:count]})
     return asyncio.run(_cluster_site(cluster, recipe))
 
 

@@ -14,9 +14,10 @@ from glmspark.plan.site import Seat, Site, stock_site
 from glmspark.plan.speed.links import Link
 from glmspark.plan.speed.text import Text
 from glmspark.plan.split import valid_tps
+from glmspark.plan.startable import refused
 from glmspark.plan.study import Study, study
 
-__all__ = ["Change", "another_node", "cheapest"]
+__all__ = ["Change", "another_node", "cheapest", "speed_of", "with_nodes"]
 
 _WORTH = 1.03
 """A gain below three per cent is within the noise of any measurement."""
@@ -61,10 +62,10 @@ def speed_of(found: Study, text: Text) -> float:
 
 
 def _all(found: Study, streams: int, depth: int, text: Text) -> Iterator[tuple[str, Change]]:
-    before = speed_of(found, text)
+    before, startable = speed_of(found, text), _startable(found)
 
     def change(what: str, how: str, cost: int, recipe: Recipe, site: Site) -> Change | None:
-        after = _try(recipe, found.outline, site, streams, depth, text)
+        after = _try(recipe, found.outline, site, streams, depth, text, startable=startable)
         return None if after is None else Change(what, how, cost, before, after)
 
     for kind, what, how, cost, recipe, site in _candidates(found):
@@ -115,7 +116,17 @@ def _drafts(recipe: Recipe) -> str:
     return "none" if draft is None else f"{draft.tokens} by {draft.method}"
 
 
-def _try(recipe: Recipe, outline: Outline, site: Site, streams: int, depth: int, text: Text) -> float | None:
+def _startable(found: Study) -> bool:
+    return refused(found.recipe, found.outline, found.site.platform) is None
+
+
+def _try(
+    recipe: Recipe, outline: Outline, site: Site, streams: int, depth: int, text: Text, *, startable: bool
+) -> float | None:
+    """Tokens a second, None for what does not fit. startable: None for what `up` would refuse, too: nothing
+    that starts is changed into what does not."""
+    if startable and refused(recipe, outline, site.platform) is not None:
+        return None
     try:
         tried = study(recipe, outline, site, streams=streams, depth=depth, texts=(text,))
     except PlanError:
@@ -127,16 +138,16 @@ def another_node(found: Study, *, streams: int, depth: int, text: Text) -> Chang
     """What more nodes would buy: the fewest that help, else the best that up to twice as many can do. None
     where nothing fits on them."""
     recipe, site, world = found.recipe, found.site, found.recipe.layout.world
-    before = speed_of(found, text)
+    before, startable = speed_of(found, text), _startable(found)
     best: Change | None = None
     for count in range(world + 1, 2 * world + 1):
-        bigger = _with_nodes(site, count)
+        bigger = with_nodes(site, count)
         for tp in valid_tps(found.outline.architecture):
             if count % tp:
                 continue
             pp = count // tp
             asked = apply(recipe, Asked(tp=tp, pp=pp))
-            after = _try(asked, found.outline, bigger, streams, depth, text)
+            after = _try(asked, found.outline, bigger, streams, depth, text, startable=startable)
             more = f"{count - world} more node{'s' if count > world + 1 else ''}"
             if after is not None and (best is None or after > best.after):
                 best = Change(f"{more}: TP{tp} PP{pp} on {count}", f"--tp {tp} --pp {pp}", 3, before, after)
@@ -145,7 +156,8 @@ def another_node(found: Study, *, streams: int, depth: int, text: Text) -> Chang
     return best
 
 
-def _with_nodes(site: Site, count: int) -> Site:
+def with_nodes(site: Site, count: int) -> Site:
+    """A site's first nodes, and Sparks as they come where it has fewer than `count`."""
     if len(site.seats) >= count:
         return site.first(count)
     stock = stock_site(count, site.link).seats

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 
 from glmspark.config.recipe import Recipe
+from glmspark.models.architecture import Architecture
 from glmspark.models.checkpoint import Checkpoint
 from glmspark.plan.errors import PlanError
 from glmspark.plan.facts import MachineFacts
@@ -14,6 +15,7 @@ __all__ = [
     "check_drafter",
     "check_endpoint",
     "check_one_machine",
+    "check_positions",
     "check_runnable",
     "drafts_with_mtp",
 ]
@@ -35,19 +37,25 @@ def check_endpoint(host: str, port: int) -> None:
             raise PlanError(f"{host} is not an IPv4 address", step="plan") from None
 
 
-def check_context(recipe: Recipe, checkpoint: Checkpoint, facts: MachineFacts) -> None:
-    """Raises PlanError for a context that the model or this platform's attention does not reach.
-
-    Up to index_topk tokens DSA chooses all of them, so dense attention is the same model; beyond, it is not.
-    """
-    architecture, engine = checkpoint.architecture, recipe.engine
-    length, trained, topk = engine.max_model_len, architecture.max_position, architecture.index_topk
+def check_positions(recipe: Recipe, architecture: Architecture) -> None:
+    """Raises PlanError for a context beyond what the model was made for."""
+    length, trained = recipe.engine.max_model_len, architecture.max_position
     if length > trained:
         raise PlanError(
             f"max_model_len {length} exceeds the {trained} positions the model was made for",
             step="plan the context",
             next=f"set engine.max_model_len to at most {trained}",
         )
+
+
+def check_context(recipe: Recipe, checkpoint: Checkpoint, facts: MachineFacts) -> None:
+    """Raises PlanError for a context that the model or this platform's attention does not reach.
+
+    Up to index_topk tokens DSA chooses all of them, so dense attention is the same model; beyond, it is not.
+    """
+    architecture, engine = checkpoint.architecture, recipe.engine
+    length, topk = engine.max_model_len, architecture.index_topk
+    check_positions(recipe, architecture)
     if topk is not None and length > topk and not facts.sparse_attention and not engine.dense_attention:
         raise PlanError(
             f"max_model_len {length} exceeds the model's index_topk of {topk}, and there is no sparse "

@@ -47,7 +47,7 @@ def activations(recipe: Recipe, architecture: Architecture, *, tp: int, drafts: 
 def indexer_scratch(recipe: Recipe, architecture: Architecture, *, context: int) -> int:
     """The indexer's work space: its scores, context x batched tokens up to a limit, and the gathered keys."""
     engine = recipe.engine
-    limit = int(engine.env.get("VLLM_SPARSE_INDEXER_MAX_LOGITS_MB", _LOGITS_MIB)) * MIB
+    limit = _number(engine.env.get("VLLM_SPARSE_INDEXER_MAX_LOGITS_MB"), _LOGITS_MIB) * MIB
     entries = -(-context // architecture.index_pool)
     scores = min(entries * engine.max_num_batched_tokens * 4, limit)
     factor = _args(engine.args.get("attention_config")).get("sparse_mla_prefill_workspace_factor")

@@ -11,16 +11,16 @@ from typing import Any
 
 from glmspark.config.files import write_atomic
 from glmspark.config.paths import state_dir
-from glmspark.plan.study import Held, Study
+from glmspark.plan.study import Held, Study, largest_context
 
 __all__ = ["Lesson", "Said", "apply_lessons", "lesson_of", "load_lessons", "read_log", "save_lesson"]
 
 _GIB = 2**30
 _PATTERNS = {
-    "weights": re.compile(r"Model loading took ([\d.]+) GiB"),
-    "graphs": re.compile(r"Graph capturing finished in \d+ secs, took ([\d.]+) GiB"),
+    "weights": re.compile(r"Model loading took (\d{1,6}(?:\.\d{1,6})?) GiB"),
+    "graphs": re.compile(r"Graph capturing finished in \d+ secs, took (\d{1,6}(?:\.\d{1,6})?) GiB"),
 }
-_TOKENS = re.compile(r"KV cache size: ([\d,]+) tokens")
+_TOKENS = re.compile(r"KV cache size: (\d[\d,]{0,19}) tokens")
 _MOST_FACTOR = 1.5
 """A correction beyond this says that two different things were compared."""
 
@@ -93,7 +93,11 @@ def load_lessons() -> list[Lesson]:
     """The lessons kept on this machine; none where there are none or the file cannot be read."""
     try:
         data = json.loads(_file().read_bytes())
-        return [Lesson(**one) for one in data["lessons"]]
+        factors = ("weights", "graphs", "tokens")
+        return [
+            Lesson(str(one["recipe"]), str(one["platform"]), *(float(one[name]) for name in factors))
+            for one in data["lessons"]
+        ]
     except (OSError, ValueError, KeyError, TypeError):
         return []
 
@@ -118,7 +122,9 @@ def apply_lessons(found: Study, lessons: list[Lesson]) -> Study:
     graphs = sum(one.graphs for one in used) / len(used)
     tokens = sum(one.tokens for one in own) / len(own) if own else 1.0
     ranks = tuple(_corrected(rank, weights, graphs) for rank in found.ranks)
-    return replace(found, ranks=ranks, tokens=int(found.tokens * tokens))
+    longest = int(largest_context(found.recipe, found.outline, found.site, ranks) * tokens)
+    context = min(longest, found.outline.architecture.max_position)
+    return replace(found, ranks=ranks, tokens=int(found.tokens * tokens), context=context)
 
 
 def _corrected(rank: Held, weights: float, graphs: float) -> Held:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from glmspark.config.units import format_size
-from glmspark.plan.errors import PlanError
-from glmspark.plan.known_bad import check_known_bad
-from glmspark.plan.ranks import COMFORT_BYTES, drafts_of, uses_dsa
-from glmspark.plan.setting import Setting
+from glmspark.plan.ranks import COMFORT_BYTES, uses_dsa
+from glmspark.plan.startable import refused
 from glmspark.plan.study import Study
 
 __all__ = ["notes_of"]
@@ -15,30 +13,10 @@ __all__ = ["notes_of"]
 def notes_of(found: Study) -> list[str]:
     """In words, the most important first."""
     recipe, outline, site = found.recipe, found.outline, found.site
-    layout = recipe.layout
     notes = []
-    try:
-        check_known_bad(
-            Setting(
-                recipe,
-                None,
-                site.platform,
-                tp=layout.tp,
-                pp=layout.pp,
-                dcp=layout.dcp,
-                nodes=len(found.ranks),
-            )
-        )
-    except PlanError as error:
+    if (error := refused(recipe, outline, site.platform)) is not None:
         notes.append(f"`up` refuses this: {error.message}" + (f"; {error.next}" if error.next else ""))
-    if (
-        drafts_of(recipe)
-        and recipe.draft is not None
-        and recipe.draft.method == "mtp"
-        and not outline.has_mtp
-    ):
-        notes.append("`up` refuses this: it drafts with MTP, and the checkpoint has no MTP layer")
-    experts, tp = outline.architecture.experts, layout.tp
+    experts, tp = outline.architecture.experts, recipe.layout.tp
     if recipe.engine.args.get("enable_expert_parallel") and experts % tp:
         notes.append(f"{experts} experts do not divide by {tp}: some ranks hold one more, and are waited for")
     notes += [f"not yet: {sentence}" for sentence in recipe.lacks]

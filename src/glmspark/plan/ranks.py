@@ -161,8 +161,8 @@ def kv_tokens(
             f"{length} tokens, which takes {format_size(wanted)} on rank {tightest.rank}",
             host=facts.hostname,
             step="plan the KV cache",
-            next=f"set engine.kv_cache_memory to at least {-(-wanted // MIB)}MiB, or "
-            f"engine.max_model_len to at most {most}",
+            next=f"set engine.kv_cache_memory to at least {-(-wanted // MIB)}MiB"
+            + (f", or engine.max_model_len to at most {most}" if most else ""),
         )
     return tokens
 

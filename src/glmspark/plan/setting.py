@@ -17,7 +17,8 @@ GB10 = (12, 1)
 @dataclass(frozen=True)
 class Setting:
     """What a rule looks at. capability: of the GPUs, a GB10's if not given. all_pairs: whether every node
-    reaches every other directly, which a ring of cables does not. nccl: its version, where known."""
+    reaches every other directly, which a ring of cables does not. nccl: its version, where known. dsa:
+    whether attention is sparse, where that is known without a checkpoint."""
 
     recipe: Recipe
     checkpoint: Checkpoint | None
@@ -29,6 +30,7 @@ class Setting:
     capability: tuple[int, int] | None = GB10
     all_pairs: bool = True
     nccl: tuple[int, ...] | None = None
+    dsa: bool | None = None
 
     def arg(self, name: str, default: Any = None) -> Any:
         """An argument of vLLM's that the recipe sets under engine.args."""
@@ -57,6 +59,8 @@ class Setting:
     @property
     def sparse(self) -> bool:
         """Whether attention is DSA."""
+        if self.dsa is not None:
+            return self.dsa
         model = self.checkpoint
         if self.platform == "cpu" or self.recipe.engine.dense_attention or model is None:
             return False

@@ -12,6 +12,7 @@ __all__ = ["METHODS", "Asked", "apply", "drafter_key", "parse_spec"]
 
 METHODS = ("mtp", "ngram", "suffix", "dflash", "dspark", "none")
 _TOKENS = {"mtp": 2, "ngram": 3, "suffix": 8, "dflash": 7, "dspark": 3}
+_MOST_DRAFTS = 64
 
 
 @dataclass(frozen=True)
@@ -33,11 +34,12 @@ def parse_spec(text: str) -> tuple[str, int]:
     if method == "none" and not count:
         return "", 0
     known = method in METHODS and method != "none"
-    if not known or (count and not (count.isdecimal() and 1 <= int(count[:4]) <= 64)):
+    good = not count or (len(count) < 9 and count.isdecimal() and 1 <= int(count) <= _MOST_DRAFTS)
+    if not known or not good:
         raise PlanError(
             f"{text!r} is no drafter",
             step="plan the drafter",
-            next=f"write one of {', '.join(METHODS)}, or with its tokens: mtp:3",
+            next=f"write one of {', '.join(METHODS)}, or with 1 to {_MOST_DRAFTS} tokens: mtp:3",
         )
     return method, int(count) if count else _TOKENS[method]
 

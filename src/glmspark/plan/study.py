@@ -14,6 +14,7 @@ from glmspark.config.units import format_size
 from glmspark.models.outline import Outline
 from glmspark.models.published import find_drafter
 from glmspark.plan.cache import TokenBytes, cache_format
+from glmspark.plan.checks import check_positions
 from glmspark.plan.engine_memory import indexer_scratch
 from glmspark.plan.errors import PlanError
 from glmspark.plan.facts import MachineFacts
@@ -30,11 +31,12 @@ from glmspark.plan.ranks import (
     request_bytes,
     uses_dsa,
 )
-from glmspark.plan.settings import drafter_key
+from glmspark.plan.settings import Asked, apply, drafter_key
 from glmspark.plan.site import Site
 from glmspark.plan.speed import Prediction, Run, predict
 from glmspark.plan.speed.text import KINDS, Text
 from glmspark.plan.split import Place, check_layout, check_stages, places
+from glmspark.plan.startable import refused
 from glmspark.plan.stored import stored_bytes
 
 __all__ = ["Held", "Study", "alike", "largest_context", "refusal", "run_of", "study", "to_json"]
@@ -96,8 +98,9 @@ def study(
 ) -> Study:
     """Plan memory and speed. streams, depth, prompt, texts: what speed is asked for.
 
-    Raises PlanError for a layout that the model cannot be split by, for too few nodes, and for a KV cache
-    that does not hold one request. What does not fit is no error here: see `refusal`.
+    Raises PlanError for a layout that the model cannot be split by, for too few nodes, for a context that the
+    model was not made for, and for a KV cache that does not hold one request. What does not fit is no error
+    here: see `refusal`.
     """
     layout = recipe.layout
     model = outline.architecture
@@ -108,6 +111,7 @@ def study(
             step="choose nodes",
             next=f"choose --tp and --pp whose product is at most {len(site.seats)}",
         )
+    check_positions(recipe, model)
     where = places(len(model.layers), layout.tp, layout.pp)
     if uses_dsa(recipe, outline, site.platform):
         check_stages(model, where)
@@ -240,7 +244,9 @@ def refusal(found: Study) -> PlanError | None:
         else:
             size = max(recipe.engine.kv_cache_memory + worst.left, 0) // MIB
             ways.append(f"kv_cache_memory <= {size:,} MiB")
-    ways += [f"DCP{dcp}" for dcp in (2, 4, 8) if _fits_with_dcp(found, dcp)][:1]
+    ways += [way for dcp in (2, 4, 8) if (way := _with_dcp(found, dcp))][:1]
+    if not ways and (fewer := _fewer_requests(found)):
+        ways.append(f"max_num_seqs <= {fewer}")
     memory = worst.memory
     loading = memory.load >= memory.total
     seen = "\n".join(
@@ -255,15 +261,31 @@ def refusal(found: Study) -> PlanError | None:
         host=worst.node,
         step="plan the memory",
         seen=seen,
-        next=(f"set {ways[0]}, or " if ways else "") + "plan with more nodes: `glmspark plan --search`",
+        next=(f"set {ways[0]}, or " if ways and "refuses" not in ways[0] else "")
+        + "plan with more nodes: `glmspark plan --search`",
     )
 
 
-def _fits_with_dcp(found: Study, dcp: int) -> bool:
+def _fewer_requests(found: Study) -> int:
+    """The most requests at once that fit, 0 where fewer do not help."""
+
+    def fits(count: int) -> bool:
+        changed = apply(found.recipe, Asked(concurrency=count))
+        return study(changed, found.outline, found.site, texts=()).fits
+
+    low, high = 0, found.recipe.engine.max_num_seqs - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low
+
+
+def _with_dcp(found: Study, dcp: int) -> str:
+    """This much context parallelism as a way out, empty where it is none."""
     recipe = found.recipe
     layout = recipe.layout
     if dcp <= layout.dcp or layout.tp % dcp or found.outline.architecture.linear is not None:
-        return False
+        return ""
     stages = {rank.place.pp_rank: rank.place for rank in found.ranks}.values()
     length = recipe.engine.max_model_len
     pool = max(
@@ -275,9 +297,12 @@ def _fits_with_dcp(found: Study, dcp: int) -> bool:
     engine = recipe.engine.model_copy(update={"kv_cache_memory": pool})
     changed = recipe.model_copy(update={"layout": layout.model_copy(update={"dcp": dcp}), "engine": engine})
     try:
-        return study(changed, found.outline, found.site, texts=()).fits
+        if not study(changed, found.outline, found.site, texts=()).fits:
+            return ""
     except PlanError:
-        return False
+        return ""
+    yet = refused(changed, found.outline, found.site.platform) is not None
+    return f"DCP{dcp}" + (", which `up` refuses yet" if yet else "")
 
 
 def to_json(found: Study) -> dict[str, Any]:
@@ -295,13 +320,14 @@ def to_json(found: Study) -> dict[str, Any]:
             {
                 "rank": rank.place.rank,
                 "node": rank.node,
+                "available": seat.available,
                 "stored": stored_bytes(found.recipe, found.outline, rank.place),
                 "layers": list(rank.place.layers),
                 **rank.memory.model_dump(),
                 "total": rank.memory.total,
                 "left": rank.left,
             }
-            for rank in found.ranks
+            for rank, seat in zip(found.ranks, found.site.seats, strict=False)
         ],
         "kv": {
             "tokens": found.tokens,
@@ -319,6 +345,6 @@ def to_json(found: Study) -> dict[str, Any]:
 
 
 def alike(ranks: Sequence[Held]) -> list[tuple[Held, ...]]:
-    """Runs of ranks that hold the same, for tables."""
-    groups = itertools.groupby(ranks, key=lambda rank: (rank.memory, rank.left, rank.place.layers))
+    """Runs of ranks that hold as much of everything, for tables: of one stage, or of several of a kind."""
+    groups = itertools.groupby(ranks, key=lambda rank: (rank.memory, rank.left))
     return [tuple(group) for _, group in groups]

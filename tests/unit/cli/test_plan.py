@@ -61,6 +61,7 @@ def test_for_people():
         "largest context that fits",
         "all 4",
         "goes into",
+        "158 x all-reduce of 144 KiB",
         "what to change",
         "flags",
     ):
@@ -109,7 +110,38 @@ def test_search():
     found = json.loads(run("glm-5.2-4x-mtp", "--search", "--nodes", "8", "--json"))
     assert found[0]["stream"] >= found[-1]["stream"]
     assert {"tp", "pp", "dcp", "largest_context"} <= set(found[0])
-    assert "best for context first" in run("glm-5.2-4x-mtp", "--search", "--aim", "context")
+    assert {one["streams"] for one in found} == {8}
+    assert any(one["refused"] for one in found if one["dcp"] > 1)
+    assert not any(one["refused"] for one in found if one["dcp"] == 1)
+    said = run("glm-5.2-4x-mtp", "--search", "--aim", "context")
+    assert "best for context first" in said
+    assert "TP8 DCP8 *" in said
+    assert "* `up` refuses it: DCP" in said
+
+
+def test_a_search_is_narrowed_by_what_is_given():
+    words = ("glm-5.2-4x-mtp", "--search", "--tp", "4", "--dcp", "1", "--spec", "mtp:3", "--concurrency", "2")
+    found = json.loads(run(*words, "--json"))
+    assert [(one["tp"], one["dcp"], one["draft"]["tokens"], one["streams"]) for one in found] == [
+        (4, 1, 3, 2)
+    ]
+    assert "1 layout fits" in run(*words)
+    for useless in (("--png", "a.png"), ("--learned",), ("--kv-cache", "8GiB"), ("--prompt", "9")):
+        error = refused("glm-5.2-4x-mtp", "--search", *useless)
+        assert useless[0] in error.message
+        assert error.exit_code == 2
+
+
+def test_a_search_that_finds_nothing_says_how_short_it_is_and_how_many_nodes_would_do():
+    error = refused("glm-5.2-4x-mtp", "--search", "--nodes", "2")
+    assert error.exit_code == 1
+    assert "does not fit on up to 2 nodes: TP2, which comes nearest, is " in error.message
+    assert "GiB short on rank 0" in error.message
+    assert "--search --nodes 4" in str(error.next)
+    wide = refused("glm-5.2-4x-mtp", "--search", "--tp", "16")
+    assert "no layout as asked for is possible on up to 8 nodes" in wide.message
+    assert "--nodes 16" in str(wide.next)
+    assert run("glm-5.3-flash-nvfp4-3x-dflash2", "--search", "--json")  # TP3 itself does not divide
 
 
 @pytest.mark.parametrize(
@@ -123,11 +155,47 @@ def test_search():
         (("glm-5.2-4x-mtp", "--kv-cache", "lots"), "--kv-cache"),
         (("glm-5.2-4x-mtp", "--link", "pigeon"), "no link"),
         (("glm-5.2-4x-mtp", "--nodes", "2"), "takes 4 nodes"),
+        (("glm-5.2-4x-mtp", "--tp", "1000"), "TP 1000 does not divide"),
+        (("glm-5.2-4x-mtp", "--context", "1048577"), "exceeds the 1048576 positions"),
+        (("glm-5.2-4x-mtp", "--depth", "131073"), "--depth 131,073 is beyond the longest request"),
+        (("glm-5.2-4x-mtp", "--prompt", "131073"), "--prompt 131,073 is beyond the longest request"),
         (("glm-5.2-4x-mtp", "--model", "/nowhere"), "/nowhere"),
     ],
 )
 def test_wrong_words_are_named(words, says):
     assert says in str(refused(*words))
+
+
+@pytest.mark.parametrize("option", ["--tp", "--pp", "--dcp"])
+def test_huge_layouts_are_no_layouts(option):
+    run("glm-5.2-4x-mtp", option, str(10**12), code=2)
+
+
+def test_what_up_would_refuse_is_said():
+    found = data("glm-5.2-4x-mtp", "--dcp", "2")
+    assert any(note.startswith("`up` refuses this: DCP 2 merges") for note in found["notes"])
+    assert not any("`up` refuses" in note for note in data("glm-5.2-4x-mtp")["notes"])
+    error = refused("glm-5.2-4x-mtp", "--context", "400000")
+    assert "DCP2, which `up` refuses yet" in error.message
+
+
+def test_stages_that_hold_alike_share_a_column(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    said = run("glm-5.2-reap-469b-3x-pp", "--pp", "8", "--tp", "1")
+    heads = said.splitlines()[1:3]
+    assert heads[0].split() == ["rank", "0", "ranks", "1-6", "rank", "7"]
+    assert "layers 9-68" in heads[1]
+    rows = said[: said.index("on disk")].splitlines()[1:]
+    assert max(len(row.rstrip()) for row in rows) <= 80
+    assert any(row.startswith("kept free of it") for row in rows)
+
+
+def test_a_bar_is_read_without_colours():
+    said = run("glm-5.2-4x-mtp")
+    (bar,) = [line for line in said.splitlines() if line.startswith("ranks 0-3   ")]
+    assert len(bar) == 12 + 60
+    assert {"█", "▓", "#", "+", "=", "-", "░"} == set(bar[12:])
+    assert "▓ KV cache" in said
 
 
 def test_a_picture(tmp_path: Path):

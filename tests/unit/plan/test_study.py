@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from glmspark.config import load_recipe, recipe_names
@@ -23,6 +23,7 @@ from glmspark.plan.search import AIMS, search
 from glmspark.plan.settings import Asked, apply, parse_spec
 from glmspark.plan.site import Site, link_named, recipe_link, stock_site
 from glmspark.plan.speed.links import Link
+from glmspark.plan.startable import refused
 from glmspark.plan.study import Study, refusal, study, to_json
 from glmspark.plan.thresholds import thresholds
 
@@ -89,6 +90,44 @@ def test_what_it_says_fits_does_fit():
     room = need + int(found.token.total * 8192)
     more = apply(recipe, Asked(context=found.context + 4096, kv_cache=room))
     assert not study(more, outline, site(recipe), texts=()).fits
+
+
+def test_fewer_requests_are_a_way_out():
+    recipe, outline = known("glm-5.2-4x-mtp")
+    changed = apply(recipe, Asked(concurrency=4096))
+    error = refusal(study(changed, outline, site(changed), texts=()))
+    assert error is not None
+    most = int(error.message.rpartition("max_num_seqs <= ")[2])
+    for count, fits in ((most, True), (most + 1, False)):
+        again = apply(changed, Asked(concurrency=count))
+        assert study(again, outline, site(changed), texts=()).fits is fits
+
+
+def test_no_context_is_advised_that_holds_nothing():
+    recipe, outline = known("glm-5.2-4x-mtp")
+    with pytest.raises(PlanError, match="does not hold one request") as caught:
+        study(apply(recipe, Asked(kv_cache=2**20)), outline, site(recipe), texts=())
+    assert "max_model_len" not in str(caught.value.next)
+
+
+def test_what_is_advised_is_nothing_that_up_refuses():
+    recipe, outline = known("glm-5.2-4x-mtp")
+    found = study(recipe, outline, site(recipe))
+    assert refused(recipe, outline, "cuda") is None
+    assert refused(apply(recipe, Asked(dcp=4)), outline, "cuda") is not None
+    for change in cheapest(found, streams=1, depth=1000, text="code"):
+        assert "DCP" not in change.what
+    spread = apply(recipe, Asked(dcp=4))
+    again = study(spread, outline, site(recipe))
+    assert any("DCP" in one.what for one in cheapest(again, streams=1, depth=1000, text="code", count=9))
+
+
+def test_a_setting_in_the_environment_that_is_no_number_is_vllms_default():
+    recipe, outline = known("glm-5.2-4x-mtp")
+    env = {**recipe.engine.env, "VLLM_SPARSE_INDEXER_MAX_LOGITS_MB": "lots"}
+    changed = recipe.model_copy(update={"engine": recipe.engine.model_copy(update={"env": env})})
+    plain = study(recipe, outline, site(recipe), texts=())
+    assert study(changed, outline, site(recipe), texts=()).ranks == plain.ranks
 
 
 def test_mtp_beside_bf16_attention_does_not_fit_where_it_thrashed_nodes():
@@ -186,7 +225,7 @@ def test_parse_spec_and_link():
     assert parse_spec("none") == ("", 0)
     assert link_named("tcp:1") == Link("tcp", 1)
     assert link_named("rdma").kind == "roce"
-    for wrong in ("mtp:0", "mtp:x", "eagle9", "none:2", ""):
+    for wrong in ("mtp:0", "mtp:x", "eagle9", "none:2", "", "mtp:65", "mtp:0064999", "mtp:" + "9" * 5000):
         with pytest.raises(PlanError):
             parse_spec(wrong)
     for wrong in ("wifi", "tcp:0", "tcp:fast", "tcp:nan", ""):
@@ -218,15 +257,22 @@ def test_lessons_of_a_start(tmp_path, monkeypatch):
     assert learned.ranks[0].memory.weights == pytest.approx(98.07 * GIB, rel=1e-6)
     assert learned.tokens == pytest.approx(150_016, abs=2)
     assert learned.shortest.left < found.shortest.left
+    assert learned.context < found.context
     assert apply_lessons(found, []) == found
     assert lesson_of(recipe.name, plan, ["nothing of the kind"]) is None
-    (tmp_path / "learned.json").write_text("nonsense")
-    assert load_lessons() == []
+    words = '{"lessons": [{"recipe": "a", "platform": "cuda", "weights": "x", "graphs": 1, "tokens": 1}]}'
+    for broken in ("nonsense", words):
+        (tmp_path / "learned.json").write_text(broken)
+        assert load_lessons() == []
 
 
-@given(st.text())
-def test_any_log_can_be_read(text):
+@given(st.text(), st.from_regex(r"[0-9.,]{1,12}", fullmatch=True))
+@example("", "1.2.3")
+@example("", ",")
+@example("", "9" * 5000)
+def test_any_log_can_be_read(text, number):
     read_log(text)
+    read_log(f"Model loading took {number} GiB\nKV cache size: {number} tokens")
 
 
 def test_thresholds_for_the_guard():

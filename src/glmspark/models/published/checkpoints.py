@@ -1,6 +1,6 @@
 """The checkpoints that people run on Sparks, by their names on the hub, and the drafters made for them.
 
-Sizes and formats are those that the model cards and the recipes' sources state; docs/plan.md has the table.
+Sizes and formats are those that the model cards and the recipes' sources state.
 """
 
 from __future__ import annotations
