@@ -325,7 +325,7 @@ def _print_outcome(place: str, outcome: Outcome) -> None:
     print(f"{place}: on {len(outcome.nodes)} nodes after {duration(outcome.seconds)}")
     for one in outcome.nodes.values():
         notes = _notes(one)
-        said = f"received {format_size(one.received)}" if one.total else "had it"
+        said = f"received {format_size(one.received)}" if one.received or one.reused else "had it"
         print(f"  {one.node}: {said}" + (f" ({notes})" if notes else ""))
 
 

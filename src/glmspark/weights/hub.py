@@ -19,6 +19,8 @@ __all__ = ["HubFile", "HubFiles", "parse_hub"]
 _REPOSITORY = re.compile(r"([\w-][\w.-]{0,95}/[\w-][\w.-]{0,95})(?:@(\w[\w./-]{0,254}))?", re.ASCII)
 _GAP = 1 << 20
 """Bytes read in vain that cost less than another request."""
+_LARGEST = 1 << 44
+"""Bytes of a file that anybody could store; a hub that states more is not believed."""
 _TRIES = 4
 _PATIENCE_S = 30.0
 _TIMEOUT = httpx.Timeout(_PATIENCE_S, read=60.0)
@@ -83,13 +85,24 @@ class HubFiles:
         self.commit = str(info.sha or revision)
         self.files = {
             one.rfilename: HubFile(
-                int(one.size), getattr(one.lfs, "sha256", None) if one.lfs else None, one.blob_id
+                self._size(one.rfilename, one.size),
+                getattr(one.lfs, "sha256", None) if one.lfs else None,
+                one.blob_id,
             )
             for one in info.siblings or ()
-            if one.size is not None
         }
         self.headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._client = httpx.Client(timeout=_TIMEOUT, follow_redirects=True, headers=self.headers)
+
+    def _size(self, name: str, size: object) -> int:
+        """A file's size. Raises CheckpointError for what is none: a file would be left out, or never end."""
+        if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= _LARGEST:
+            raise CheckpointError(
+                f"cannot use what the hub says of {self.where}: {name[:200]!r} has the size {str(size)[:40]}",
+                step="ask the hub",
+                next="ask another hub: HF_ENDPOINT names one",
+            )
+        return size
 
     def close(self) -> None:
         """Let go of the connections."""

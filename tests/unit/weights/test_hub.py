@@ -78,6 +78,15 @@ def test_a_repository_that_is_not_there(tmp_path):
         assert "hf auth login" in str(caught.value.next)
 
 
+@pytest.mark.parametrize("size", [None, -1, 1 << 60, True])
+def test_a_size_that_is_none_is_not_believed(tmp_path, monkeypatch, size):
+    """Without its size a file would be left out; a list of the chunks of an endless one takes all memory."""
+    monkeypatch.setattr("tests.unit.weights.hub.hashes", lambda _: {"size": size})
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with serving(tmp_path) as hub, pytest.raises(CheckpointError, match=r"'tokenizer.json' has the size"):
+        HubFiles(REPOSITORY, endpoint=hub.url)
+
+
 def test_a_hub_that_cannot_be_reached_is_said_to_be_so():
     """Its HTTP client's own errors come through huggingface_hub: httpx's or httpx2's, by its version."""
     with socket.socket() as taken:  # bound and not listening: whoever connects is refused
