@@ -89,6 +89,12 @@ class ModelSource:
     name: str
     revision: str | None = None
 
+    @property
+    def directory(self) -> str:
+        """The name of its directory below paths.models, one level deep: of hf:org/name@refs/pr/1, too."""
+        name = self.name if self.revision is None else f"{self.name}@{self.revision}"
+        return name.replace("/", "--")
+
     def __str__(self) -> str:
         return f"{self.kind}:{self.name}" + (f"@{self.revision}" if self.revision else "")
 

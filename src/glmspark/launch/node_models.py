@@ -56,10 +56,8 @@ def place_of(source: ModelSource, models: str, accounts: Mapping[str, Account]) 
     """
     if source.kind == "path":
         path = source.name
-    elif source.kind == "package":
-        path = posixpath.join(models, source.name)
     else:
-        path = posixpath.join(models, f"{source.name.replace('/', '--')}@{source.revision}")
+        path = posixpath.join(models, source.directory)
     if not path.startswith("~/"):
         return posixpath.normpath(path)
     homes = {posixpath.normpath(posixpath.join(one.home, path[2:])): node for node, one in accounts.items()}

@@ -53,7 +53,7 @@ def _hub(source: ModelSource) -> Path:
     cache = _hub_cache()
     repository = cache / f"models--{source.name.replace('/', '--')}"
     revision = str(source.revision)
-    fetched = expand(Paths().models) / f"{source.name.replace('/', '--')}@{revision}"
+    fetched = expand(Paths().models) / source.directory
     if (fetched / "config.json").is_file():
         return fetched
     for name in (revision, _resolve(repository / "refs" / revision)):

@@ -63,7 +63,7 @@ def expected_by(recipe: Recipe, expected: Expected) -> Expected:
     if source.kind == "path":
         directory = source.name
     elif source.kind == "hf":
-        directory = f"{expected.models}/{source.name.replace('/', '--')}@{source.revision}"
+        directory = f"{expected.models}/{source.directory}"
     return replace(
         expected,
         recipe=recipe.name,

@@ -90,6 +90,8 @@ def account(home: str) -> Account:
         (ModelSource("path", "/data/m/"), "~/models", "/data/m"),
         (ModelSource("path", "~/m"), "/models", "/home/me/m"),
         (ModelSource("hf", "org/name", "main"), "/models", "/models/org--name@main"),
+        # One level deep, else `models list` would not see it.
+        (ModelSource("hf", "org/name", "refs/pr/3"), "/models", "/models/org--name@refs--pr--3"),
     ],
 )
 def test_the_place_of_a_model(source: ModelSource, models: str, place: str) -> None:

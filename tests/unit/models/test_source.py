@@ -29,6 +29,14 @@ def test_a_variant_is_found_where_its_script_puts_it(tmp_path):
     assert locate(source) == tmp_path / "state" / "checkpoints" / "glm-tiny-reap"
 
 
+def test_a_model_is_found_where_fetch_puts_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    place = tmp_path / ".local/share/glmspark/models/org--name@refs--pr--3"
+    place.mkdir(parents=True)
+    (place / "config.json").write_text("{}")
+    assert locate(ModelSource("hf", "org/name", "refs/pr/3")) == place
+
+
 def test_an_unknown_package_checkpoint():
     with pytest.raises(CheckpointError, match="no checkpoint zzz comes with glmspark"):
         locate(ModelSource("package", "zzz"))
