@@ -118,6 +118,8 @@ def plan(  # noqa: PLR0913, PLR0917 - one parameter for each option
 
     Exit codes: 0 it fits, 1 it does not or cannot be planned, 2 wrong use.
     """
+    from dataclasses import replace
+
     from glmspark.config import load_recipe
     from glmspark.models.outlines import outline_for
     from glmspark.plan.settings import Asked, apply, parse_spec
@@ -135,9 +137,12 @@ def plan(  # noqa: PLR0913, PLR0917 - one parameter for each option
         spec=None if spec is None else parse_spec(spec),
     )
     loaded = load_recipe(recipe)
-    changed = apply(loaded, asked)
+    # A search tries layouts of its own: --dcp 8 need not divide the recipe's TP.
+    changed = apply(loaded, replace(asked, tp=None, pp=None, dcp=None) if search else asked)
     outline = outline_for(changed.model.source, model)
-    if not search or tp is not None or pp is not None:
+    if search:
+        check_layout(outline.architecture, tp or 1, pp or 1)
+    else:
         check_layout(outline.architecture, changed.layout.tp, changed.layout.pp)
     _check_lengths(changed, depth, prompt)
     if search:
@@ -313,6 +318,7 @@ def _site(recipe: Recipe, cluster: Path | None, nodes: int | None, link: str | N
     from glmspark.errors import UsageError
     from glmspark.plan.site import link_named, recipe_link, stock_site
 
+    count = nodes or (8 if search else recipe.layout.world)
     if cluster is not None:
         if nodes is not None:
             raise UsageError("--nodes is for Sparks as they come; --cluster names its own", next="give one")
@@ -321,14 +327,13 @@ def _site(recipe: Recipe, cluster: Path | None, nodes: int | None, link: str | N
         from glmspark.launch.plan_site import cluster_site
 
         loaded = load_cluster(cluster)
-        count = len(loaded.nodes) if search else recipe.layout.world
+        count = len(loaded.nodes) if search else count
         with waiting(f"asking {', '.join(node.name for node in loaded.nodes[:count])}"):
             site = cluster_site(loaded, recipe, count)
     elif recipe.needs.platform != "cuda":
         from glmspark.launch.plan_here import local_site
 
-        site = local_site(recipe.layout.world)
+        site = local_site(count)
     else:
-        count = nodes or (8 if search else recipe.layout.world)
         site = stock_site(count, recipe_link(recipe))
     return site if link is None else replace(site, link=link_named(link))

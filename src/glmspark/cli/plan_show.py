@@ -292,8 +292,9 @@ def show_search(options: Sequence[Option], recipe: Recipe, site: Site, aim: str,
     """The layouts that fit, best first; at least one."""
     console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
     nodes, fit = len(site.seats), "layouts fit" if len(options) > 1 else "layout fits"
+    link = "CPU" if site.platform == "cpu" else _link(site)
     console.print(
-        f"[bold]{escape(recipe.name)}[/bold] on up to {nodes} node{'s' * (nodes != 1)}, {_link(site)}: "
+        f"[bold]{escape(recipe.name)}[/bold] on up to {nodes} node{'s' * (nodes != 1)}, {link}: "
         f"{len(options)} {fit}, best for {aim} first; speeds in tok/s at {text} text"
     )
     many = f"{options[0].streams} requests"
@@ -307,8 +308,8 @@ def show_search(options: Sequence[Option], recipe: Recipe, site: Site, aim: str,
             str(layout.world),
             "-" if draft is None else f"{draft.method}:{draft.tokens}",
             f"{one.study.context:,}",
-            _short(one.stream),
-            _short(one.many),
+            _short(one.stream) if one.stream else "-",
+            _short(one.many) if one.many else "-",
             format_size(one.study.shortest.left),
         )
     console.print(table)

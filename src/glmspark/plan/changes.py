@@ -57,7 +57,10 @@ def cheapest(found: Study, *, streams: int, depth: int, text: Text, count: int =
 
 
 def speed_of(found: Study, text: Text) -> float:
-    """Tokens a second of all streams; where nothing drafts the text does not matter."""
+    """Tokens a second of all streams, 0 where no speed is predicted; where nothing drafts the text does not
+    matter."""
+    if not found.speeds:
+        return 0.0
     return found.speeds.get(text, found.speeds.get("any", next(iter(found.speeds.values())))).decode.value
 
 

@@ -32,8 +32,8 @@ _NOTHING = Asked()
 
 @dataclass(frozen=True)
 class Option:
-    """One layout. stream: tokens a second of one request. many: of `streams` together. refused: why `up`
-    would not start it, where it would not."""
+    """One layout. stream: tokens a second of one request. many: of `streams` together; both 0 on CPUs.
+    refused: why `up` would not start it, where it would not."""
 
     study: Study
     stream: float

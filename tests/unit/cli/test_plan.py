@@ -132,6 +132,19 @@ def test_a_search_is_narrowed_by_what_is_given():
         assert error.exit_code == 2
 
 
+def test_a_search_on_this_machines_cpu_knows_no_speed():
+    found = json.loads(run("--search", "--json"))
+    assert {one["tp"] for one in found} >= {1, 2}
+    assert {one["stream"] for one in found} == {0}
+    assert "glm-tiny on up to 8 nodes, CPU: " in run("--search")
+
+
+def test_a_search_tries_what_the_recipes_own_layout_does_not_allow():
+    (found, *more) = json.loads(run("glm-5.2-4x-mtp", "--search", "--dcp", "8", "--spec", "none", "--json"))
+    assert (found["tp"], found["dcp"], more) == (8, 8, [])
+    assert "no layout as asked for" in refused("glm-5.2-4x-mtp", "--search", "--dcp", "3").message
+
+
 def test_a_search_that_finds_nothing_says_how_short_it_is_and_how_many_nodes_would_do():
     error = refused("glm-5.2-4x-mtp", "--search", "--nodes", "2")
     assert error.exit_code == 1
@@ -142,6 +155,7 @@ def test_a_search_that_finds_nothing_says_how_short_it_is_and_how_many_nodes_wou
     assert "no layout as asked for is possible on up to 8 nodes" in wide.message
     assert "--nodes 16" in str(wide.next)
     assert run("glm-5.3-flash-nvfp4-3x-dflash2", "--search", "--json")  # TP3 itself does not divide
+    assert "TP 3 does not divide" in refused("glm-5.2-4x-mtp", "--search", "--tp", "3").message
 
 
 @pytest.mark.parametrize(
