@@ -54,10 +54,7 @@ def place_of(source: ModelSource, models: str, accounts: Mapping[str, Account]) 
     models: cluster.paths.models. package:NAME and hf:org/name@revision lie below it, path:/dir is itself.
     Raises GlmsparkError where ~ is not the same everywhere.
     """
-    if source.kind == "path":
-        path = source.name
-    else:
-        path = posixpath.join(models, source.directory)
+    path = source.name if source.kind == "path" else posixpath.join(models, source.directory)
     if not path.startswith("~/"):
         return posixpath.normpath(path)
     homes = {posixpath.normpath(posixpath.join(one.home, path[2:])): node for node, one in accounts.items()}
