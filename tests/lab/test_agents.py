@@ -228,7 +228,7 @@ def test_a_broken_connection_is_opened_again_without_loss(lab: VirtualSparks) ->
 def test_a_full_disk_names_the_node_and_starts_nothing(lab: VirtualSparks) -> None:
     one = Deployment(lab, "full")
     state = "/home/spark/.local/state/glmspark"
-    one.shell("spark2", "sh", "-c", f"mkdir -p {state} && mount -t tmpfs -o size=96k,mode=777 none {state}")
+    one.shell("spark2", "sh", "-c", f"mkdir -p {state} && mount -t tmpfs -o size=512k,mode=777 none {state}")
     try:
 
         async def refused() -> None:
