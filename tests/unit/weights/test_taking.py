@@ -1,9 +1,11 @@
 """What the side that takes does with remains of another transfer, with breaks, and with its own faults."""
 
 import hashlib
+import io
 import json
 import os
 import socket
+import ssl
 import struct
 import threading
 import time
@@ -132,6 +134,51 @@ def test_an_answer_that_is_no_http_is_asked_for_again(tmp_path):
     assert hub.check(file)
     file.close()
     server.close()
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        ssl.SSLEOFError(8, "EOF occurred in violation of protocol"),
+        OSError(113, "No route to host"),
+        ConnectionResetError(104, "Connection reset by peer"),
+    ],
+)
+@pytest.mark.parametrize("when", ["asked", "answered"])
+def test_what_the_network_does_is_not_taken_for_the_disk(tmp_path, monkeypatch, fault, when):
+    data = b"five!"
+
+    class Answer(io.BytesIO):
+        status = 206
+        breaks = False
+
+        def readinto(self, view):
+            if self.breaks:
+                raise fault
+            return super().readinto(view)
+
+    tries = iter(range(9))
+
+    def opened(*_, **__):
+        first = next(tries) == 0
+        if first and when == "asked":
+            raise fault
+        answer = Answer(data)
+        answer.breaks = first
+        return answer
+
+    monkeypatch.setattr(pull._OPENER, "open", opened)
+    monkeypatch.setattr(pull.time, "sleep", lambda _: None)
+    file = File(tmp_path, "a", len(data), "blake2b", None)
+    file.begin()
+    pull.Hub("https://hub.example/a", {}, sha256=None, blob=None, pace=Pace(None)).fetch(file)
+    assert not file.missing()
+    # The disk's own faults end it.
+    file.digests = [None]
+    monkeypatch.setattr(file, "put", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(OSError, match="No space left"):
+        pull.Hub("https://hub.example/a", {}, sha256=None, blob=None, pace=Pace(None)).fetch(file)
+    file.close()
 
 
 def test_a_fault_of_its_own_is_told(tmp_path, monkeypatch, capsys):

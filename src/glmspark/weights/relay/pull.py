@@ -173,6 +173,15 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 _OPENER = urllib.request.build_opener(_Redirects)
 
 
+def _opened(request: urllib.request.Request) -> Any:
+    try:
+        return _OPENER.open(request, timeout=60)
+    except urllib.error.URLError:
+        raise  # says which answer it was
+    except OSError as error:  # between request and answer: of TLS, or no route any more
+        raise _WireError(str(error) or type(error).__name__) from None
+
+
 class Text:
     """What the control machine itself wrote: the index of a node that holds a part."""
 
@@ -217,11 +226,7 @@ class Hub:
             before = len(missing)
             try:
                 self._run(file, first, last)
-            except (OSError, ValueError, http.client.HTTPException) as error:
-                if getattr(error, "errno", None) is not None and not isinstance(
-                    error, urllib.error.URLError | ConnectionError | TimeoutError
-                ):
-                    raise  # the disk's
+            except (urllib.error.URLError, _WireError, ValueError, http.client.HTTPException) as error:
                 tries = tries + 1 if len(file.missing()) == before else 0
                 code = getattr(error, "code", None)
                 if code in (401, 403, 404, 416) or tries >= 6:
@@ -237,7 +242,7 @@ class Hub:
         headers = {**self._headers, "Range": f"bytes={begin}-{end - 1}", "Accept-Encoding": "identity"}
         request = urllib.request.Request(self._url, headers=headers)  # noqa: S310 - the control machine's URL
         buffer = bytearray(PIECE)
-        with contextlib.closing(_OPENER.open(request, timeout=60)) as answer:
+        with contextlib.closing(_opened(request)) as answer:
             if answer.status != 206 and not (begin == 0 and end == file.size):
                 raise TransferError(f"the hub sends no ranges of {file.name}", step="download")
             for index in range(first, last + 1):
@@ -247,9 +252,9 @@ class Hub:
                 while at < high - low:
                     view = memoryview(buffer)[: min(PIECE, high - low - at)]
                     self._pace.take(len(view))
-                    done = answer.readinto(view)
+                    done = _guarded(answer.readinto, view)
                     if not done:
-                        raise ConnectionError("the download ended early")
+                        raise _WireError("the download ended early")
                     hasher.update(view[:done])
                     file.put(index, at, view[:done])
                     at += done
