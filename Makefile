@@ -57,7 +57,7 @@ lint: bootstrap
 test: lint
 	@$(LEFT_OUT)
 	@"$(BIN)/python" -m pytest $(MANY) tests/unit $(ARGS)
-	@"$(BIN)/python" -m pytest $(filter-out tests/unit,$(TESTS)) $(ARGS)
+	@"$(BIN)/python" -m tools.layers $(filter-out tests/unit,$(TESTS)) -- $(ARGS)
 
 soak: bootstrap ## random faults for a deployment on a lab of its own (root, hours); ARGS="--faults 200 --seed 7"
 	@"$(BIN)/python" -m tests.lab.soak --state .soak $(ARGS)
