@@ -29,6 +29,9 @@ format)."""
 
 _ELEMENTS = {"auto": 0, "bfloat16": 2, "float16": 2, "half": 2, "float32": 4, "float": 4}
 
+UNLIMITED = 2**62
+"""Tokens of a pool that has to keep nothing of them."""
+
 
 @dataclass(frozen=True)
 class CacheFormat:
@@ -126,10 +129,11 @@ def tokens_in(memory: int, token: float, sequence: int, *, context: int, block: 
     token, sequence: bytes as above. Without states it is whole blocks; with them vLLM says how many
     requests of full length fit, times their length (`get_max_concurrency_for_kv_cache_config`). dcp: ranks
     that share out the tokens of a layer; models with linear attention keep their pool whole (published so
-    for Flash: https://github.com/FujitsuPolycom/sparkring/issues/257).
+    for Flash: https://github.com/FujitsuPolycom/sparkring/issues/257). A stage whose layers keep nothing
+    limits nothing.
     """
-    if token <= 0:
-        return 0
+    if token <= 0 and not sequence:
+        return UNLIMITED
     if not sequence:
         return int(memory // (token * block)) * block * dcp
     request = sequence + -(-context // block) * block * token

@@ -155,7 +155,8 @@ def kv_tokens(
         token, sequence = cache_of(recipe, outline, tightest, platform, tp=tp)
         share = 1 if sequence else dcp
         wanted = request_bytes(recipe, outline, tightest, platform, tp=tp, dcp=dcp, context=length)
-        most = max(int((engine.kv_cache_memory - sequence) // (token * block)) * block * share, 0)
+        blocks = int((engine.kv_cache_memory - sequence) // (token * block)) if token else 0
+        most = max(blocks * block * share, 0)
         raise PlanError(
             f"kv_cache_memory {format_size(engine.kv_cache_memory)} does not hold one request of "
             f"{length} tokens, which takes {format_size(wanted)} on rank {tightest.rank}",

@@ -103,6 +103,16 @@ def test_fewer_requests_are_a_way_out():
         assert study(again, outline, site(changed), texts=()).fits is fits
 
 
+def test_a_stage_of_linear_attention_alone_holds_states_alone():
+    """45 layers on 23 stages, an MLA layer every fourth: most stages have none."""
+    recipe, outline = known("glm-5.3-flash-nvfp4-4x-tp4")
+    changed = apply(recipe, Asked(tp=1, pp=23))
+    found = study(changed, outline, site(changed), texts=())
+    assert found.tokens >= changed.engine.max_model_len
+    with pytest.raises(PlanError, match="does not hold one request"):
+        study(apply(changed, Asked(kv_cache=2**20)), outline, site(changed), texts=())
+
+
 def test_no_context_is_advised_that_holds_nothing():
     recipe, outline = known("glm-5.2-4x-mtp")
     with pytest.raises(PlanError, match="does not hold one request") as caught:
