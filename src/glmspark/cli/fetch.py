@@ -29,6 +29,8 @@ RecipeName = Annotated[
 ClusterFile = Annotated[
     Path | None, typer.Option("--cluster", help="The cluster file with the nodes; without it, this machine.")
 ]
+_SLOWEST = 1_000_000
+"""Bytes a second; with less, a connection that waits its turn could not be told from one that broke."""
 
 
 def fetch(  # noqa: PLR0913, PLR0917 - a typer command's options are its parameters
@@ -82,8 +84,8 @@ def fetch(  # noqa: PLR0913, PLR0917 - a typer command's options are its paramet
         limit = None if rate is None else parse_size(rate)
     except ValueError as error:
         raise UsageError(f"--rate: {error}") from None
-    if limit is not None and limit < 1:
-        raise UsageError("--rate: at least one byte a second, as in 100MB")
+    if limit is not None and limit < _SLOWEST:
+        raise UsageError("--rate: at least 1MB", next="400 GB take five days at that rate already")
     read, loaded, sources = _asked(recipe, cluster)
     options = Options(rate=limit, trusted=trusted, anyway=anyway)
     layout = None

@@ -18,8 +18,9 @@ from glmspark.weights.relay import pull
 from glmspark.weights.relay.check import verify
 from glmspark.weights.relay.digest import CHUNK, SIZE, digest, root
 from glmspark.weights.relay.manifest import MANIFEST
-from glmspark.weights.relay.serve import END, FRAME, WAIT, Pace
+from glmspark.weights.relay.serve import END, FRAME, WAIT, Pace, Server
 from glmspark.weights.relay.store import File, TransferError
+from glmspark.weights.relay.wire import TIMEOUT
 from tests.unit.weights.relays import Relay, model, new_key, program, same
 
 
@@ -178,6 +179,46 @@ def test_what_the_network_does_is_not_taken_for_the_disk(tmp_path, monkeypatch, 
     monkeypatch.setattr(file, "put", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     with pytest.raises(OSError, match="No space left"):
         pull.Hub("https://hub.example/a", {}, sha256=None, blob=None, pace=Pace(None)).fetch(file)
+    file.close()
+
+
+def test_a_low_rate_leaves_no_connection_silent(tmp_path):
+    """At 1 MB a second, shared by eight connections, a chunk takes longer than TIMEOUT."""
+    (tmp_path / "a").write_bytes(bytes(CHUNK + 5))
+    file = File(tmp_path, "a", CHUNK + 5, "blake2b", None)
+    file.offer()
+    server = Server({}, {}, 1_000_000)
+    done: list[int] = []
+    server._pace.take = done.append
+
+    class Wire:
+        def say(self, data: bytes) -> None:
+            pass
+
+        def send(self, data: memoryview) -> None:
+            assert done[-1] == len(data)  # what it waited for goes at once
+
+    server._chunks(Wire(), file, b"\x03", bytearray(CHUNK))
+    assert sum(done) == CHUNK + 5
+    assert max(done) * 8 / 1_000_000 < TIMEOUT / 10
+    file.close()
+
+
+def test_a_source_that_hashes_for_long_says_that_it_lives(tmp_path, monkeypatch):
+    (tmp_path / "a").write_bytes(bytes(3 * CHUNK))
+    file = File(tmp_path, "a", 3 * CHUNK, "blake2b", None)
+    file.offer()
+    said: list[int] = []
+
+    class Wire:
+        def say(self, data: bytes) -> None:
+            said.append(FRAME.unpack(data)[0] if len(data) == FRAME.size else len(data))
+
+    clock = iter(range(0, 1000, 4))
+    monkeypatch.setattr("glmspark.weights.relay.serve.time.monotonic", lambda: next(clock))
+    Server({}, {}, None)._digests(Wire(), file, bytearray(CHUNK))
+    assert said[0] == WAIT
+    assert said[-2:] == [END, 3 * SIZE]
     file.close()
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from .digest import CHUNK, SIZE, span
 from .store import File, TransferError
-from .wire import TIMEOUT, Wire
+from .wire import PIECE, TIMEOUT, Wire
 
 FRAME = struct.Struct(f"<II{SIZE}s")
 END, FAILED, WAIT = 0xFFFFFFFF, 0xFFFFFFFE, 0xFFFFFFFD
@@ -78,15 +78,22 @@ class Server:
                 if file is None or not file.asked():
                     _fail(wire, "this node has no such file")
                 elif asked.get("what") == "digests":
-                    self._digests(wire, file)
+                    self._digests(wire, file, buffer)
                 else:
                     self._chunks(wire, file, bytes.fromhex(asked["missing"]), buffer)
                 wire.patience(0)
 
-    def _digests(self, wire: Wire, file: File) -> None:
+    def _digests(self, wire: Wire, file: File, buffer: bytearray) -> None:
         try:
             while not file.wait(None, 5.0):
                 wire.say(FRAME.pack(WAIT, 0, bytes(SIZE)))
+            told = time.monotonic()
+            for index, known in enumerate(file.digests):
+                if known is None:  # at a source, which reads it for the first time
+                    file.read(index, buffer)
+                if time.monotonic() - told > 5.0:
+                    told = time.monotonic()
+                    wire.say(FRAME.pack(WAIT, 0, bytes(SIZE)))
             found = b"".join(file.all_digests())
         except (TransferError, OSError) as error:
             _fail(wire, str(error))
@@ -102,10 +109,12 @@ class Server:
                 begin, end = span(file.size, index)
                 while not file.wait(index, 5.0):
                     wire.say(FRAME.pack(WAIT, 0, bytes(SIZE)))
-                self._pace.take(end - begin)
                 data, said = file.read(index, buffer)
                 wire.say(FRAME.pack(index, end - begin, said))
-                wire.send(data)
+                # At a low rate a whole chunk takes longer than the other side waits for a sign of life.
+                for at in range(0, len(data), PIECE):
+                    self._pace.take(len(data[at : at + PIECE]))
+                    wire.send(data[at : at + PIECE])
                 with self._lock:
                     self.sent += end - begin
             while not file.wait(None, 5.0):
