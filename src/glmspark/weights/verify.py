@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import asyncssh
 
+from glmspark.models.inspection.content import INDEX
 from glmspark.nodes.facts import Fact
 from glmspark.nodes.fleet import Fleet
 from glmspark.nodes.node import LocalNode, Node
@@ -109,7 +110,8 @@ class StoredModel:
 @dataclass
 class Checked:
     """One node's verification. files: that were hashed; unhashed: others of the model, of which no hashes are
-    kept. problems: by file. error: why it could not be done, with the way out."""
+    kept. originals: what each file is, or is a part of, by its hash. problems: by file. error: why it could
+    not be done, with the way out."""
 
     node: str
     verified: int = 0
@@ -119,6 +121,7 @@ class Checked:
     problems: dict[str, str] = field(default_factory=dict)
     error: NodeError | None = None
     done: bool = False
+    originals: dict[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def good(self) -> bool:
@@ -158,7 +161,18 @@ async def verify(
     for name, result in (await fleet.each(one)).items():
         if isinstance(result, NodeError):
             found[name].error = result
+    _compare(found)
     return found
+
+
+def _compare(found: Mapping[str, Checked]) -> None:
+    """Each file may be what came, and yet of two revisions on two nodes. An index is each node's own."""
+    said: dict[tuple[str, str], tuple[str, str]] = {}
+    for node, one in found.items():
+        for name, original in one.originals.items():
+            first, other = said.setdefault((name, original.partition(" ")[0]), (node, original))
+            if other != original and name != INDEX:
+                one.problems.setdefault(name, f"is whole, but not of the file that {first} has")
 
 
 def _hear(mine: Checked, said: Mapping[str, object]) -> None:
@@ -170,6 +184,8 @@ def _hear(mine: Checked, said: Mapping[str, object]) -> None:
                 mine.unhashed = int(str(said["unhashed"]))
         case "file" if not said["ok"]:
             mine.problems[str(said["name"])] = str(said["problem"])
+        case "file" if said.get("of"):
+            mine.originals[str(said["name"])] = str(said["of"])
         case "failed":
             mine.error = NodeError(
                 str(said["error"]), host=mine.node, step=str(said["step"]), next=str(said["next"]) or None

@@ -21,6 +21,7 @@ from glmspark.weights.relay.manifest import MANIFEST
 from glmspark.weights.relay.serve import END, FRAME, WAIT, Pace, Server
 from glmspark.weights.relay.store import File, TransferError
 from glmspark.weights.relay.wire import TIMEOUT
+from glmspark.weights.verify import Checked, _compare, _hear
 from tests.unit.weights.relays import Relay, model, new_key, program, same
 
 
@@ -300,6 +301,32 @@ def test_what_did_not_come_is_not_verified(tmp_path, capsys):
     kept(tmp_path, "a.safetensors")
     assert not verify(tmp_path)
     assert "config.json" in capsys.readouterr().out
+
+
+def test_nodes_with_two_revisions_are_told_apart(tmp_path, capsys):
+    """Each has what came to it; a part is compared by what it was cut out of."""
+    found = {}
+    for node, (data, of) in {"n1": ("aa", "11"), "n2": ("bb", "11"), "n3": ("aa", "22")}.items():
+        place = tmp_path / node
+        place.mkdir()
+        (place / "config.json").write_text("{}" if node != "n2" else "[]")
+        (place / "a.safetensors").write_text(data)
+        (place / "index.json").write_text(node)
+        kept(place, "a.safetensors", "config.json")
+        manifest = json.loads((place / MANIFEST).read_text())
+        manifest["files"]["a.safetensors"]["of"] = {"root": of * SIZE}
+        (place / MANIFEST).write_text(json.dumps(manifest))
+        assert verify(place)
+        found[node] = Checked(node)
+        for line in capsys.readouterr().out.splitlines():
+            _hear(found[node], json.loads(line))
+    _compare(found)
+    assert {node: list(one.problems) for node, one in found.items()} == {
+        "n1": [],
+        "n2": ["config.json"],
+        "n3": ["a.safetensors"],
+    }
+    assert "not of the file that n1 has" in found["n3"].problems["a.safetensors"]
 
 
 def test_two_revisions_are_no_model(tmp_path):

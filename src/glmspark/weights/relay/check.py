@@ -7,8 +7,9 @@ import os
 import re
 import time
 from pathlib import Path
+from typing import Any
 
-from .digest import ALGORITHMS, CHUNK, SIZE, chunks, digest
+from .digest import ALGORITHMS, CHUNK, SIZE, chunks, digest, root
 from .manifest import LAST, MANIFEST
 from .say import BEAT, say
 
@@ -27,6 +28,7 @@ def verify(directory: Path) -> bool:
         }
         if not all(NAME.fullmatch(name) and len(raw) == chunks(n) * SIZE for name, (n, raw) in files.items()):
             raise ValueError("damaged")
+        originals = {name: _original(algorithm, entry) for name, entry in found["files"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         say("failed", error=f"{directory} has no whole {MANIFEST}: not fetched by glmspark?", step="verify",
             next="`glmspark fetch` takes what lies there, and verifies it")  # fmt: skip
@@ -34,7 +36,8 @@ def verify(directory: Path) -> bool:
     if algorithm not in ALGORITHMS:
         say("failed", error=f"this Python has no {algorithm}", step="verify", next="install blake3 there")
         return False
-    gone, unhashed = _beside(directory, set(files))
+    named = _named(directory)
+    gone, unhashed = _beside(directory, named, set(files))
     for name, why in gone.items():
         say("file", name=name, ok=False, problem=why)
     good = not gone
@@ -64,22 +67,40 @@ def verify(directory: Path) -> bool:
                 f"{len(wrong)} of {len(raw) // 32} chunks are damaged, the first at byte {wrong[0] * CHUNK}"
             )
         good = good and problem is None
-        say("file", name=name, ok=problem is None, problem=problem)
+        # A shard that the index does not name is left over, and may be of another revision.
+        counts = named is not None and (name in named or not name.endswith(".safetensors"))
+        say("file", name=name, ok=problem is None, problem=problem, of=originals[name] if counts else None)
     say("done", verified=done, total=total, files=len(files), unhashed=len(unhashed))
     return good
 
 
-def _beside(directory: Path, known: set[str]) -> tuple[dict[str, str], list[str]]:
+def _original(algorithm: str, entry: dict[str, Any]) -> str | None:
+    """What tells whether two nodes' files are, or are parts of, the same one. KeyError, TypeError and
+    ValueError for an entry that is none."""
+    if algorithm not in ALGORITHMS:
+        return None
+    raw = bytes.fromhex(entry["digests"])
+    whole = [raw[at : at + SIZE] for at in range(0, len(raw), SIZE)]
+    top = bytes.fromhex(entry["of"]["root"]) if "of" in entry else root(algorithm, entry["size"], whole)
+    return f"{algorithm} {top.hex()}"
+
+
+def _named(directory: Path) -> set[str] | None:
+    """The files that make the model: by its index, else all shards; None for an index that is none."""
+    if not (index := directory / INDEX).exists():
+        return {LAST, *(one.name for one in directory.glob("*.safetensors"))}
+    try:
+        shards = json.loads(index.read_bytes())["weight_map"].values()
+        return {LAST, INDEX, *map(str, shards)}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def _beside(directory: Path, named: set[str] | None, known: set[str]) -> tuple[dict[str, str], list[str]]:
     """What else belongs to the model: what is wrong with files that are not there, and the names of those of
     which no hashes are kept."""
-    named = {LAST}
-    if (index := directory / INDEX).exists():
-        named.add(INDEX)
-        try:
-            named |= {str(shard) for shard in json.loads(index.read_bytes())["weight_map"].values()}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            # One that was damaged since it came is found by its hash.
-            return ({} if INDEX in known else {INDEX: "is no index"}), []
+    if named is None:  # one that was damaged since it came is found by its hash
+        return ({} if INDEX in known else {INDEX: "is no index"}), []
     others = sorted(name for name in named - known if NAME.fullmatch(name))
     gone = [name for name in others if not (directory / name).exists()]
     problem = "is not there: a transfer was broken off, or it was removed"
