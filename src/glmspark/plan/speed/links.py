@@ -74,6 +74,8 @@ def all_gather(link: Link, ranks: int, size: float, constants: Constants) -> flo
 
 
 def _moved(link: Link, size: float, moved: float) -> float:
-    if link.kind == "tcp" or size > _SMALL:
+    if link.kind == "tcp":
         return moved / link.bandwidth
-    return size * (_SMALL_ONE_SHOT if link.kind == "one-shot" else _SMALL_ROCE)
+    small = min(size, _SMALL) * (_SMALL_ONE_SHOT if link.kind == "one-shot" else _SMALL_ROCE)
+    # A message that is just not small takes no less than one that just is.
+    return small if size <= _SMALL else max(moved / link.bandwidth, small)
