@@ -27,6 +27,11 @@ class Pace:
         self._free = time.monotonic()
         self._lock = threading.Lock()
 
+    @property
+    def limited(self) -> bool:
+        """Whether there is a rate."""
+        return self._rate is not None
+
     def take(self, count: int) -> None:
         """Wait until so many bytes may go."""
         if self._rate is None:
@@ -112,9 +117,10 @@ class Server:
                 data, said = file.read(index, buffer)
                 wire.say(FRAME.pack(index, end - begin, said))
                 # At a low rate a whole chunk takes longer than the other side waits for a sign of life.
-                for at in range(0, len(data), PIECE):
-                    self._pace.take(len(data[at : at + PIECE]))
-                    wire.send(data[at : at + PIECE])
+                step = PIECE if self._pace.limited else CHUNK
+                for at in range(0, len(data), step):
+                    self._pace.take(len(data[at : at + step]))
+                    wire.send(data[at : at + step])
                 with self._lock:
                     self.sent += end - begin
             while not file.wait(None, 5.0):
