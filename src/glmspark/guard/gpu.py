@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -74,17 +75,24 @@ class GpuReader:
         self._process: subprocess.Popen[bytes] | None = None
         self._handle = -1
         self._begun = -_AGAIN
+        self._ending: subprocess.Popen[bytes] | None = None
         self._rest = b""
         self._seen: dict[int, tuple[float, Gpu]] = {}
 
     def read(self, now: float) -> list[Gpu]:
-        """The GPUs as of their last rows. now: monotonic seconds."""
+        """The GPUs as of their last rows. now: monotonic seconds. Waits for nothing."""
+        self._bury()
         if self._process is None:
-            if now - self._begun >= _AGAIN:
+            if now - self._begun >= _AGAIN and self._ending is None:
                 self._begin(now)
         else:
             self._take(now)
-        return [gpu for at, gpu in self._seen.values() if now - at < _STALE]
+        found = [gpu for at, gpu in self._seen.values() if now - at < _STALE]
+        if self._seen and not found and self._process is not None:
+            silent = now - max(self._begun, *(at for at, _ in self._seen.values()))
+            if silent >= _STALE:
+                self.problem = f"nvidia-smi has said nothing for {silent:.0f} s: does the driver hang?"
+        return found
 
     def _begin(self, now: float) -> None:
         self._begun = now
@@ -124,18 +132,27 @@ class GpuReader:
             return
         except OSError:
             pass  # nobody holds the other end of the terminal any more
-        if self._process is not None:
-            self.problem = f"nvidia-smi ended with {self._process.wait()}"
+        # Its output is closed before its devices are, and where the driver hangs those never are: to wait for
+        # it would be the end of the guard.
+        self._ending = self._process
+        self.problem = "nvidia-smi closed its output and does not end: does the driver hang?"
         self._close()
+        self._bury()
+
+    def _bury(self) -> None:
+        if self._ending is not None and (code := self._ending.poll()) is not None:
+            self.problem = f"nvidia-smi ended with {code}"
+            self._ending = None
 
     def _note(self, line: str, now: float) -> None:
         if line.strip():
             try:
                 gpu = parse_row(line)
-            except ValueError as error:
+            except (ValueError, OverflowError) as error:
                 self.problem = str(error)
                 return
             self._seen[gpu.index] = (now, gpu)
+            self.problem = None
 
     def _close(self) -> None:
         os.close(self._handle)
@@ -145,5 +162,6 @@ class GpuReader:
         """End the query."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(1.0)
             self._close()

@@ -8,6 +8,8 @@ import signal
 import sys
 import time
 
+from .files import say
+
 _AGAIN = 0.5
 """Seconds until it is started again."""
 _FAST, _SLOW = 5.0, 30.0
@@ -29,14 +31,17 @@ def supervise(home: str) -> int:
     argv = [sys.executable, "-I", "-S", os.path.abspath(sys.argv[0]), "run", "--home", home]  # noqa: PTH100
     while not over:
         begin = time.monotonic()
-        child = _start(argv)
+        try:
+            child = _start(argv)
+        except OSError as error:  # no memory for another process now
+            say(f"the guard cannot be started: {error.strerror}")
+            _pause(_SLOW / 10, lambda: over)
+            continue
         _, status = os.waitpid(child, 0)
         child = 0
         lived = time.monotonic() - begin
         if not over:
-            os.write(
-                2, f"the guard ended with {os.waitstatus_to_exitcode(status)} after {lived:.0f} s\n".encode()
-            )
+            say(f"the guard ended with {os.waitstatus_to_exitcode(status)} after {lived:.0f} s")
             _pause(_SLOW if lived < _FAST and os.WIFEXITED(status) else _AGAIN, lambda: over)
     return 0
 
