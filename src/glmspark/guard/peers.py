@@ -14,10 +14,10 @@ from collections.abc import Callable
 
 from .config import Config, Peer
 from .files import Trouble, make_dir, say, write_whole
-from .ring import trim
+from .ring import segment_time, trim
 from .seal import LARGEST, Header, digest_of, new_nonce, parse_header, parse_nonce, thanked
 
-_TIMEOUT = 5.0
+_TIMEOUT, _WHOLE = 5.0, 30.0
 _LINE = 4096
 _AGAIN = 15.0
 
@@ -59,15 +59,33 @@ def receive(
     """
     mine = new_nonce()
     connection.sendall(json.dumps({"version": 1, "nonce": mine}).encode() + b"\n")
-    with connection.makefile("rb") as lines:
-        header, nonces = parse_header(lines.readline(_LINE), secret, mine)
-        if header.node not in known:
-            raise Trouble(f"{header.node} is none of this cluster's other nodes")
-        data = lines.read(header.size)
+    end = time.monotonic() + _TIMEOUT
+    line = b""
+    while b"\n" not in line and len(line) < _LINE:
+        line += _some(connection, 1 << 16, end)
+    line, ends, rest = line.partition(b"\n")
+    header, nonces = parse_header(line[:_LINE] + ends, secret, mine)
+    if header.node not in known:
+        raise Trouble(f"{header.node} is none of this cluster's other nodes")
+    end = time.monotonic() + _WHOLE
+    came = bytearray(rest)
+    while len(came) < header.size:
+        came += _some(connection, header.size - len(came), end)
+    data = bytes(came)
     if digest_of(data) != header.digest:
         raise Trouble(f"the copy from {header.node} did not arrive whole")
     keep(header, data)
     connection.sendall(json.dumps({"thanks": header.seal(secret, nonces, "thanks")}).encode() + b"\n")
+
+
+def _some(connection: socket.socket, most: int, end: float) -> bytes:
+    """More bytes, until a moment: whoever sends one now and then must not keep all others out."""
+    left = end - time.monotonic()
+    connection.settimeout(max(0.001, left))
+    data = connection.recv(min(most, 1 << 16))
+    if not data:
+        raise Trouble("the connection was closed")
+    return data
 
 
 class Sender:
@@ -147,7 +165,8 @@ class Receiver:
         make_dir(f"{self._home}/peers", group=self._config.group)
         make_dir(directory, group=self._config.group)
         write_whole(f"{directory}/{header.name}", data, group=self._config.group)
-        trim(directory, now=self._clock())
+        # By the sender's clock: where that is wrong, its copies are no older for it.
+        trim(directory, now=segment_time(header.name))
 
     def _complain(self, address: str, what: str) -> None:
         """Once a minute and address: whoever knocks must not fill the log."""

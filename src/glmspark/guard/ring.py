@@ -24,8 +24,10 @@ from .files import give, make_dir, say, write_all, write_whole
 KEPT_S = 3600
 SIZE = 24 * 2**20
 """Bytes the ring may take in all: an hour at four looks a second takes 14 MiB."""
-SEGMENT = re.compile(r"\d{8}T\d{4}\.jsonl")
+SEGMENT = re.compile(r"[0-9]{8}T[0-9]{4}\.jsonl")
 _SYNC = 1.0
+_FREE_AGAIN, _LATE = 300.0, 10
+"""Seconds until a full disk costs more of the past; the last files, which it never does."""
 _WAITING = 2000
 """Lines that may wait for the disk; more are dropped, the oldest first."""
 
@@ -33,6 +35,14 @@ _WAITING = 2000
 def segment_name(at: float) -> str:
     """The file for a moment in Unix seconds."""
     return time.strftime("%Y%m%dT%H%M", time.gmtime(at)) + ".jsonl"
+
+
+def segment_time(name: str) -> float:
+    """The moment a file's name stands for, in Unix seconds. By hand: the library's way loads half of it."""
+    year, month, day = int(name[:4]), int(name[4:6]), int(name[6:8])
+    year -= month <= 2  # years that begin with March end with the leap day
+    days = 365 * year + year // 4 - year // 100 + year // 400 + (153 * ((month + 9) % 12) + 2) // 5 + day
+    return (days - 719_469) * 86400.0 + int(name[9:11]) * 3600 + int(name[11:13]) * 60
 
 
 def segments(directory: str) -> list[str]:
@@ -44,16 +54,30 @@ def segments(directory: str) -> list[str]:
 
 
 def trim(directory: str, *, now: float, size: int = SIZE, kept_s: float = KEPT_S) -> None:
-    """Remove files older than the ring's time, and the oldest ones while it is too large; never the last."""
+    """Remove files older than the ring's time, and the oldest ones while it is too large; never the last.
+
+    Names far ahead are of a clock that was wrong: they go first when there is too much, and as soon as the
+    ring's time is full without them.
+    """
     names = segments(directory)
-    oldest = segment_name(now - kept_s)
+    oldest, ahead = segment_name(now - kept_s), segment_name(now + kept_s)
+    wrong = [name for name in names if name > ahead]
+    names = names[: len(names) - len(wrong)]
+    if names and names[0] <= segment_name(now - kept_s + 60):
+        for name in wrong:
+            with contextlib.suppress(OSError):
+                os.unlink(f"{directory}/{name}")  # noqa: PTH108
+        wrong = []
+    names = wrong + names
     sizes = {}
     for name in names:
         with contextlib.suppress(OSError):
             sizes[name] = os.stat(f"{directory}/{name}").st_size  # noqa: PTH116
     total = sum(sizes.values())
     for name in names[:-1]:
-        if name >= oldest and total <= size:
+        if (name >= oldest or name in wrong) and total <= size:
+            if name in wrong:
+                continue
             break
         with contextlib.suppress(OSError):
             os.unlink(f"{directory}/{name}")  # noqa: PTH108
@@ -93,6 +117,7 @@ class Recorder:
         self._clock = clock
         self._work: queue.Queue[tuple[str, float, bytes] | None] = queue.Queue(maxsize=_WAITING)
         self._name = ""
+        self._freed = -_FREE_AGAIN
         self._handle = -1
         make_dir(self.directory, group=group)
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -140,8 +165,12 @@ class Recorder:
         if self.problem is None:
             say(f"cannot record: {error}")
         self._shut()
-        if error.errno == errno.ENOSPC:  # half of the past for the present
-            for name in segments(self.directory)[: KEPT_S // 120]:
+        now = time.monotonic()
+        if error.errno == errno.ENOSPC and now - self._freed >= _FREE_AGAIN:
+            # Half of the past for the present; but who fills the disk takes that, too, so not at once again,
+            # and what was seen of late stays.
+            self._freed = now
+            for name in segments(self.directory)[:-_LATE][: KEPT_S // 120]:
                 with contextlib.suppress(OSError):
                     os.unlink(f"{self.directory}/{name}")  # noqa: PTH108
         self.problem = str(error)

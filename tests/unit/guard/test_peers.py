@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import threading
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from glmspark.guard import peers
 from glmspark.guard.config import Config, Peer
 from glmspark.guard.files import Trouble
 from glmspark.guard.peers import Receiver, Sender, read_secret, send
@@ -157,3 +159,26 @@ def test_the_secret_is_private_and_long(tmp_path: Path) -> None:
         read_secret(str(tmp_path / "none"))
     path.write_bytes(SECRET + b"\n")
     assert read_secret(str(path)) == SECRET
+
+
+def test_a_stranger_that_takes_his_time_keeps_nobody_out(
+    receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "_TIMEOUT", 0.3)
+    with socket.create_connection(("127.0.0.1", receiver.port), timeout=10) as stranger:
+        begin = time.monotonic()
+        with contextlib.suppress(OSError):
+            while time.monotonic() - begin < 5:  # a byte now and then
+                stranger.sendall(b" ")
+                time.sleep(0.05)
+        assert time.monotonic() - begin < 4
+    monkeypatch.setattr(peers, "_TIMEOUT", 5.0)
+    send(Peer("spark2", "127.0.0.1"), receiver.port, SECRET, header(), DATA)
+    assert len(kept(tmp_path)) == 1
+
+
+def test_copies_of_a_node_whose_clock_is_wrong_are_kept(receiver: Receiver, tmp_path: Path) -> None:
+    for minute in range(3):
+        name = segment_name(1e6 + 60 * minute)  # of 1970
+        send(Peer("spark2", "127.0.0.1"), receiver.port, SECRET, header(name=name), DATA)
+    assert len(kept(tmp_path)) == 3

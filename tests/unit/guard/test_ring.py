@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from glmspark.guard import ring
-from glmspark.guard.ring import Recorder, read_lines, segment_name, segments, trim
+from glmspark.guard.ring import Recorder, read_lines, segment_name, segment_time, segments, trim
 
 NOON = 1_796_040_000.0
 
@@ -83,6 +83,44 @@ def test_old_and_too_much_goes_the_last_never(tmp_path: Path) -> None:
     assert left[-1] == segment_name(NOON + 60 * 89)
     trim(str(tmp_path), now=NOON + 1e6, size=0)
     assert segments(str(tmp_path)) == left[-1:]
+
+
+@given(st.integers(0, 6_000_000))
+def test_a_name_tells_its_minute(minute: int) -> None:
+    assert segment_time(segment_name(60.0 * 20 * minute)) == 60.0 * 20 * minute
+
+
+def test_a_clock_that_was_ahead_costs_nothing_of_the_present(tmp_path: Path) -> None:
+    for minute in range(5):
+        (tmp_path / segment_name(NOON + 1e7 + 60 * minute)).write_bytes(b"x" * 100)
+    wrong = segments(str(tmp_path))
+    for minute in range(30):
+        (tmp_path / segment_name(NOON + 60 * minute)).write_bytes(b"x" * 100)
+    now = NOON + 60 * 29
+    trim(str(tmp_path), now=now)
+    assert len(segments(str(tmp_path))) == 35  # it may be what was seen just before the clock was set
+    trim(str(tmp_path), now=now, size=3200)
+    assert segments(str(tmp_path))[-2:] == wrong[-2:]
+    assert len(segments(str(tmp_path))) == 32
+    for minute in range(30, 62):
+        (tmp_path / segment_name(NOON + 60 * minute)).write_bytes(b"x" * 100)
+    trim(str(tmp_path), now=NOON + 60 * 61)
+    assert segments(str(tmp_path))[-1] == segment_name(NOON + 60 * 61)
+
+
+def test_a_disk_that_stays_full_does_not_cost_the_last_minutes(tmp_path: Path) -> None:
+    recorder = Recorder(str(tmp_path), clock=lambda: NOON)
+    recorder.close()
+    for minute in range(60):
+        (tmp_path / "ring" / segment_name(NOON - 60 * minute)).write_text("{}\n")
+    for _ in range(4):
+        recorder._failed(OSError(28, os.strerror(28)))
+    assert len(segments(recorder.directory)) == 30
+    for _ in range(4):
+        recorder._freed = -1e9
+        recorder._failed(OSError(28, os.strerror(28)))
+    left = segments(recorder.directory)
+    assert (len(left), left[-1]) == (10, segment_name(NOON))
 
 
 def test_a_full_disk_costs_the_oldest_and_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
