@@ -12,6 +12,7 @@ import os
 import queue
 import socket
 import stat
+import struct
 import subprocess
 import threading
 import time
@@ -24,6 +25,8 @@ from .decide import Action
 from .deployments import Deployed
 from .files import Trouble, say
 
+_CREDENTIALS = struct.Struct("3i")
+"""pid, uid, gid of who listens on a socket (unix(7))."""
 _ASK = 2.0
 _STOP = 60.0
 Done = Callable[[Action, str], None]
@@ -40,6 +43,10 @@ def ask_agent(home: str, request: dict[str, Any], timeout: float = _ASK) -> dict
             one.settimeout(timeout)
             # Through /proc, as a socket's path may be no longer than 107 bytes.
             one.connect(f"/proc/self/fd/{directory}/agent.sock")
+            # A user's link may lead to any socket that root can reach: it must be his own that listens.
+            said = one.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            if _CREDENTIALS.unpack(said)[1] != os.fstat(directory).st_uid:
+                return None
             one.sendall(json.dumps(request).encode() + b"\n")
             with one.makefile("rb") as lines:
                 answer = json.loads(lines.readline(1 << 20))
@@ -59,7 +66,8 @@ def stop_reason(one: Deployed, action: Action, node: str, at: float) -> dict[str
         "exit_code": None,
         "signal": None,
         "seen": json.dumps(action.reading),
-        "next": f"`glmspark guard` shows {node}'s memory; lower engine.kv_cache_memory or max_num_seqs",
+        "next": f"`glmspark guard` shows {node}'s memory; free some, or lower engine.kv_cache_memory or "
+        f"max_num_seqs; then `glmspark restart {one.name}`: it stays down until then",
         "at": at,
         "by": "guard",
         "kind": "memory",
@@ -94,42 +102,58 @@ def owner_of(directory: str, program: str) -> int:
 
 
 def run_as_owner(
-    argv: Sequence[str], program: str, directory: str, timeout: float, *, state: str
+    argv: Sequence[str], program: str, directory: str, timeout: float, *, state: str, owner: int | None = None
 ) -> int | None:
     """Run a command as who owns a directory, with his HOME; its exit code, None where it did not end.
 
-    program: the file in `argv` that is run; see owner_of. state: glmspark's state directory for it. Raises
-    OSError or Trouble where it may not be run.
+    program: the file in `argv` that is run; see owner_of. state: glmspark's state directory for it. owner:
+    the only user as whom it may be run: the paths are a user's, who can have them lead elsewhere at any time.
+    Raises OSError or Trouble where it may not be run.
     """
     uid = owner_of(directory, program)
+    if owner is not None and uid != owner:
+        raise Trouble(f"{program} is of user {uid}, not of user {owner} as config.json says")
     environment = {key: text for key, text in os.environ.items() if key in ("PATH", "LANG")}
     environment["GLMSPARK_STATE_DIR"] = state
     become: dict[str, Any] = {}
     if os.geteuid() == 0 and uid != 0:
         import pwd  # here, since a stop by the socket needs none of it
 
-        owner = pwd.getpwuid(uid)
-        groups = os.getgrouplist(owner.pw_name, owner.pw_gid)
-        become = {"user": owner.pw_uid, "group": owner.pw_gid, "extra_groups": groups}
-        environment |= {"HOME": owner.pw_dir, "USER": owner.pw_name, "LOGNAME": owner.pw_name}
+        him = pwd.getpwuid(uid)
+        groups = os.getgrouplist(him.pw_name, him.pw_gid)
+        become = {"user": him.pw_uid, "group": him.pw_gid, "extra_groups": groups}
+        environment |= {"HOME": him.pw_dir, "USER": him.pw_name, "LOGNAME": him.pw_name}
     elif "HOME" in os.environ:
         environment["HOME"] = os.environ["HOME"]
     try:
-        done = subprocess.run(
+        with subprocess.Popen(
             list(argv),
             cwd=directory,
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            timeout=timeout,
-            check=False,
+            umask=0o022,
             **become,
-        )
+        ) as process:
+            try:
+                as_usual(process.pid)
+                return process.wait(timeout)
+            finally:
+                process.kill()
     except (OSError, subprocess.SubprocessError) as error:
         say(f"{argv[0]} {argv[-1]}: {error}")
         return None
-    return done.returncode
+
+
+def as_usual(pid: int) -> None:
+    """Take from a child what the guard's unit gives: it is for the guard alone. An engine that is brought
+    back would else run before others, and be the last that the kernel kills."""
+    with contextlib.suppress(OSError, ValueError):
+        os.setpriority(os.PRIO_PROCESS, pid, 0)
+        path = Path(f"/proc/{pid}/oom_score_adj")
+        if int(path.read_text()) < 0:
+            path.write_text("0")
 
 
 class Hands:
@@ -186,7 +210,8 @@ class Hands:
         argv = agent_command(one.home, ["stop", one.name, "--keep"], python=self._python)
         if argv is None:
             return "failed: no agent answers, and its program is not there"
-        code = run_as_owner(argv, argv[2], one.home, _STOP, state=str(Path(one.home).parents[1]))
+        state = str(Path(one.home).parents[1])
+        code = run_as_owner(argv, argv[2], one.home, _STOP, state=state, owner=self._config.owner)
         return (
             "stopped by the agent's program" if code == 0 else f"failed: the agent's program left with {code}"
         )

@@ -34,8 +34,9 @@ class Peer:
 class Config:
     """config.json. See `parse_config`.
 
-    states: directories of users' glmspark state, in which `ranks/NAME` lie. group: who may read what the
-    guard writes. listen: fabric address at which copies from peers are taken. peers: all other nodes, the one
+    states: directories of users' glmspark state, in which `ranks/NAME` lie. owner: the user (uid) whose they
+    are: as him alone what lies there is run; None: as whoever owns them. group: who may read what the guard
+    writes. listen: fabric address at which copies from peers are taken. peers: all other nodes, the one
     that gets this node's copies first. metrics: address and port for Prometheus. overlay, kmsg: see `Roots`
     and `KernelLog`. memory_group: a control group whose limit is the node's memory. fabric: interfaces.
     """
@@ -43,6 +44,7 @@ class Config:
     node: str
     states: tuple[str, ...] = ()
     group: int | None = None
+    owner: int | None = None
     listen: str | None = None
     peer_port: int = PEER_PORT
     peers: tuple[Peer, ...] = ()
@@ -53,6 +55,11 @@ class Config:
     memory_group: str | None = None
     drop_caches: str = "/proc/sys/vm/drop_caches"
     compact: str = "/proc/sys/vm/compact_memory"
+
+
+def is_port(text: str) -> bool:
+    """Whether a text is a port's number; the system's calls raise what nobody expects for larger ones."""
+    return text.isascii() and text.isdecimal() and len(text) <= 5 and int(text) < 2**16
 
 
 def parse_config(value: Any) -> Config:
@@ -66,8 +73,11 @@ def parse_config(value: Any) -> Config:
     listen = read.text("listen")
     metrics = read.text("metrics") or f"127.0.0.1:{METRICS_PORT}"
     host, _, port = metrics.rpartition(":")
-    if not host or not (port.isdecimal() and port.isascii()):
+    if not host or not is_port(port):
         raise read.wrong("metrics")
+    peer_port = read.number("peer_port")
+    if peer_port is not None and not is_port(str(peer_port)):
+        raise read.wrong("peer_port")
     peers = []
     for one in read.many("peers", dict):
         name, address = one.get("node"), one.get("address")
@@ -79,8 +89,9 @@ def parse_config(value: Any) -> Config:
         node=node,
         states=tuple(read.many("states", str)),
         group=read.number("group"),
+        owner=read.number("owner"),
         listen=listen,
-        peer_port=read.number("peer_port") or PEER_PORT,
+        peer_port=peer_port or PEER_PORT,
         peers=tuple(one for one in peers if one.node != node),
         metrics=(host.strip("[]"), int(port)),
         fabric=tuple(read.many("fabric", str)),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import socket
+import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from .config import is_port
 from .files import Trouble
 
 _SUMS = {
@@ -19,7 +21,7 @@ _SUMS = {
 }
 _SHARE = "vllm:kv_cache_usage_perc"
 _LONGEST = 4 << 20
-_TIMEOUT = 3.0
+_TIMEOUT, _IN_ALL = 3.0, 10.0
 
 
 @dataclass(frozen=True)
@@ -78,13 +80,13 @@ def parse_url(url: str) -> tuple[str, int, str]:
     host, colon, port = where.rpartition(":")
     if not colon:
         host, port = where, "80"
-    if not host or not (port.isdecimal() and port.isascii()) or any(one in path for one in "\r\n "):
+    if not host or not is_port(port) or any(one in path for one in "\r\n "):
         raise ValueError(f"not an http URL: {url!r}")
     return host.strip("[]"), int(port), f"{slash or '/'}{path}"
 
 
 def fetch(url: str, timeout: float = _TIMEOUT) -> Engine:
-    """The reading at a URL. Raises Trouble where none is to be had in time (seconds, each step).
+    """The reading at a URL. Raises Trouble where none is to be had in time (seconds, each step, and in all).
 
     By hand and HTTP/1.0: the library's client would double the guard's memory.
     """
@@ -93,10 +95,10 @@ def fetch(url: str, timeout: float = _TIMEOUT) -> Engine:
         with socket.create_connection((host, port), timeout=timeout) as connection:
             request = f"GET {path} HTTP/1.0\r\nHost: {host}\r\nAccept: text/plain\r\n\r\n"
             connection.sendall(request.encode())
-            data = bytearray()
+            data, end = bytearray(), time.monotonic() + _IN_ALL
             while chunk := connection.recv(1 << 16):
                 data += chunk
-                if len(data) > _LONGEST:
+                if len(data) > _LONGEST or time.monotonic() > end:
                     raise ValueError("the answer does not end")
         head, _, body = bytes(data).partition(b"\r\n\r\n")
         status = head.partition(b"\r\n")[0].split()

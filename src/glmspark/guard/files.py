@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import stat
 import sys
 import time
 from pathlib import Path
@@ -100,13 +101,17 @@ def make_dir(path: str, *, group: int | None = None) -> None:
 
 
 def read_json(path: str) -> Any:
-    """The value in a JSON file, None where there is none that can be read."""
+    """The value in a JSON file, None where there is none that can be read.
+
+    The guard is root and many of these files are a user's: a link of his is not followed, and a pipe not
+    waited for.
+    """
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError:
         return None
     try:
-        return json.loads(os.read(handle, _READ))
+        return json.loads(os.read(handle, _READ)) if stat.S_ISREG(os.fstat(handle).st_mode) else None
     except (OSError, ValueError, RecursionError):
         return None
     finally:

@@ -141,7 +141,7 @@ class Door:
                 connection.settimeout(_TIMEOUT)
                 try:
                     self._answer(connection)
-                except OSError:
+                except (OSError, ValueError):  # what cannot be said in UTF-8 must not end the thread
                     continue
 
     def _answer(self, connection: socket.socket) -> None:

@@ -72,8 +72,8 @@ class Protection:
         for who, (score, one) in wanted.items():
             if self._set.get(who) == score:
                 continue
-            # The lists are a user's file: he has no say over others' processes (in containers: root's).
-            if self._belongs(who[0], one.home) or (one.container and score == ENGINE):
+            # The lists are a user's file: he has no say over others' processes, but root's in his container.
+            if self._belongs(who[0], one.home) or (score == ENGINE and self._inside(who[0], one.container)):
                 self._give(who, score, note=score == AGENT)
             else:
                 self._set[who] = score
@@ -85,9 +85,23 @@ class Protection:
         except OSError:
             return False
 
+    def _inside(self, pid: int, container: str | None) -> bool:
+        """Whether a process runs in a container: its control group bears the container's id."""
+        try:
+            return container is not None and container in self._roots.read(f"/proc/{pid}/cgroup")
+        except OSError:
+            return False
+
+    def _of_system(self, one: Process) -> bool:
+        """Whether it is root's, or of who runs this guard: by its name anybody's program can be an sshd."""
+        try:
+            return os.stat(self._roots.path(f"/proc/{one.pid}")).st_uid in (0, os.geteuid())  # noqa: PTH116
+        except OSError:
+            return False
+
     def apply_listeners(self) -> None:
         """Protect sshd's listening processes and the guard itself."""
-        found = named(self._roots, "sshd")
+        found = [one for one in named(self._roots, "sshd") if self._of_system(one)]
         me = read_process(self._roots, os.getpid())
         for one in [*listeners(found, [one.pid for one in found]), *([me] if me else [])]:
             who = (one.pid, one.started)

@@ -21,10 +21,11 @@ from .act import Hands, resume_command, run_as_owner
 from .alerts import Alert, Readings, Watch, lasting, observe, still_s
 from .config import Config, parse_config
 from .decide import Action, History, Seen, decide, pace, strictest
-from .deployments import Deployed, node_phase
-from .files import Trouble, make_dir, read_json, say
+from .deployments import Deployed, identities, node_phase
+from .files import Roots, Trouble, make_dir, read_json, say
 from .memory import Memory
 from .peers import Receiver, Sender, read_secret
+from .processes import read_process
 from .prometheus import Door, render
 from .protect import Protection, lock_memory
 from .ring import Recorder, segment_name
@@ -91,6 +92,7 @@ class Guard:
         self._memory: Memory | None = None
         self._early: float | None = None
         self._listened = self._resumed = -1e9
+        self._resuming: threading.Thread | None = None
         self._state: dict[str, Any] = {}
         self._mutex = threading.Lock()
         self.sender: Sender | None = None
@@ -266,18 +268,29 @@ class Guard:
         }
 
     def _resume(self, now: float) -> None:
-        """Bring back what shall survive a restart of the node, in a thread: it takes a Python's start."""
-        if now - self._resumed >= _RESUME_EVERY:
+        """Bring back what shall survive a restart of the node, in a thread: it takes a Python's start.
+
+        One at a time, and not while memory is short: then there may be none for a thread either.
+        """
+        busy = self._resuming is not None and self._resuming.is_alive()
+        if now - self._resumed >= _RESUME_EVERY and self._history.level == "ok" and not busy:
             self._resumed = now
-            threading.Thread(target=self._resume_all, daemon=True).start()
+            self._resuming = threading.Thread(target=self._resume_all, daemon=True)
+            try:
+                self._resuming.start()
+            except RuntimeError as error:
+                say(f"cannot look for what is to come back: {error}")
+                self._resuming = None
 
     def _resume_all(self) -> None:
         for base in self.config.states:
             ranks = f"{base}/ranks"
             try:
-                argv = resume_command(ranks, python="python3") if wants_resume(ranks) else None
+                wanted = wants_resume(ranks, self.sampler.roots)
+                argv = resume_command(ranks, python="python3") if wanted else None
                 if argv is not None:
-                    run_as_owner(argv, argv[2], ranks, _RESUME_LIMIT, state=base)
+                    owner = self.config.owner
+                    run_as_owner(argv, argv[2], ranks, _RESUME_LIMIT, state=base, owner=owner)
             except (OSError, Trouble, KeyError) as error:
                 say(f"cannot bring back what is to come back in {ranks}: {error}")
 
@@ -306,13 +319,20 @@ class Guard:
         return [one for one in self.sampler.read(self._monotonic()).deployments if one.phase == "serving"]
 
 
-def wants_resume(ranks: str) -> bool:
-    """Whether a deployment there is marked to come back by itself: asking an agent costs a Python's start."""
+def wants_resume(ranks: str, roots: Roots) -> bool:
+    """Whether a deployment there that no agent answers for is marked to come back by itself: asking the
+    agent's program costs a Python's start."""
     for path in Path(ranks).glob("*/spec.json"):
         spec = read_json(str(path))
         watching = spec.get("watching") if isinstance(spec, dict) else None
         if isinstance(watching, dict) and watching.get("keep_up"):
-            return True
+            state = read_json(str(path.with_name("state.json")))
+            state = state if isinstance(state, dict) else {}
+            if state.get("state") in ("stopped", "failed") and not state.get("lost"):
+                continue  # it was stopped, or stays down for a reason
+            agent = identities([state.get("agent")])
+            if not any((one := read_process(roots, pid)) and one.started == began for pid, began in agent):
+                return True
     return False
 
 

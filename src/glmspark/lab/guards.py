@@ -38,6 +38,7 @@ def make(files: NodeFiles, wiring: Wiring, *, uid: int, secret: bytes) -> None:
         files.name,
         base=BASE,
         group=uid,
+        owner=uid,
         addresses=addresses,
         fabric=[port.interface for port in wiring.fabric(files.name)],
         overlay=OVERLAY,

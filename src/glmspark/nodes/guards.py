@@ -40,8 +40,8 @@ FRESH = 15.0
 @dataclass(frozen=True)
 class Seen:
     """What there is of the guard on a node. home: its directory if it has ever run. state: the last it said;
-    age: of that, in seconds. base: glmspark's state directory of the user; group: his. program, config,
-    secret: SHA-256 of those files in DIRECTORY; unit: the unit's state as systemctl says."""
+    age: of that, in seconds. base: glmspark's state directory of the user; group, owner: his. program,
+    config, secret: SHA-256 of those files in DIRECTORY; unit: the unit's state as systemctl says."""
 
     systemd: bool
     base: str
@@ -53,6 +53,7 @@ class Seen:
     config: str | None = None
     secret: str | None = None
     unit: str | None = None
+    owner: int | None = None
 
     @property
     def runs(self) -> bool:
@@ -62,7 +63,7 @@ class Seen:
 
 _LOOK = """\
 base=${GLMSPARK_STATE_DIR:-$HOME/.local/state/glmspark}
-printf 'base %s\\ngroup %s\\nnow %s\\n' "$base" "$(id -g)" "$(date +%s)"
+printf 'base %s\\ngroup %s\\nowner %s\\nnow %s\\n' "$base" "$(id -g)" "$(id -u)" "$(date +%s)"
 if [ -d /run/systemd/system ]; then
   printf 'systemd yes\\nunit %s\\n' "$(systemctl is-active -- "$2" 2> /dev/null)"
 fi
@@ -104,6 +105,7 @@ def parse_seen(text: str) -> Seen:
         systemd=rows.get("systemd") == "yes",
         base=rows["base"],
         group=int(rows["group"]),
+        owner=int(rows["owner"]) if rows.get("owner", "").isdecimal() else None,
         home=rows.get("home"),
         state=state,
         age=None if state is None else max(0.0, int(rows["now"]) - state["time"]),
@@ -138,16 +140,20 @@ def config(
     *,
     base: str,
     group: int,
+    owner: int | None = None,
     addresses: Mapping[str, str] | None = None,
     fabric: Sequence[str] = (),
     **more: Any,
 ) -> bytes:
-    """A node's config.json. base: the user's state directory there. addresses: fabric address of every node,
-    if copies shall lie on other nodes; the next in this order gets them first. more: as `guard.config`."""
+    """A node's config.json. base: the user's state directory there; group, owner: his. addresses: fabric
+    address of every node, if copies shall lie on other nodes; the next in this order gets them first. more:
+    as `guard.config`."""
     order = list(addresses or ())
     at = order.index(node) if node in order else 0
     others = [*order[at + 1 :], *order[:at]] if node in order else []
     value: dict[str, Any] = {"version": 1, "node": node, "states": [base], "group": group}
+    if owner is not None:
+        value["owner"] = owner
     if addresses and others:
         value["listen"] = addresses[node]
         value["peers"] = [{"node": one, "address": addresses[one]} for one in others]

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from glmspark.guard.__main__ import main
-from glmspark.guard.files import Trouble
+from glmspark.guard.files import Roots, Trouble
+from glmspark.guard.processes import read_process
 from glmspark.guard.prometheus import escape, render
 from glmspark.guard.ring import read_lines
 from glmspark.guard.run import load_config, take_lock, tell_systemd, wants_resume
@@ -158,11 +159,21 @@ def test_systemd_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_only_deployments_marked_so_are_brought_back(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
-    assert not wants_resume(str(tmp_path))
+    assert not wants_resume(str(tmp_path), Roots())
     (tmp_path / "a/spec.json").write_text('{"watching": {"keep_up": false}}')
-    assert not wants_resume(str(tmp_path))
+    assert not wants_resume(str(tmp_path), Roots())
     (tmp_path / "a/spec.json").write_text('{"watching": {"keep_up": true}}')
-    assert wants_resume(str(tmp_path))
+    assert wants_resume(str(tmp_path), Roots())
+    me = read_process(Roots(), os.getpid())
+    assert me is not None
+    (tmp_path / "a/state.json").write_text(json.dumps({"agent": [me.pid, me.started]}))
+    assert not wants_resume(str(tmp_path), Roots())  # its agent answers for it
+    (tmp_path / "a/state.json").write_text(json.dumps({"agent": [me.pid, me.started + 1]}))
+    assert wants_resume(str(tmp_path), Roots())  # one of before the reboot
+    (tmp_path / "a/state.json").write_text('{"state": "failed"}')
+    assert not wants_resume(str(tmp_path), Roots())
+    (tmp_path / "a/state.json").write_text('{"state": "failed", "lost": true}')
+    assert wants_resume(str(tmp_path), Roots())
 
 
 def test_labels_are_escaped() -> None:

@@ -18,13 +18,15 @@ UNIT_TEXT = f"""\
 # Written by `glmspark tune apply`; `glmspark tune restore` removes it.
 [Unit]
 Description=Guard of glmspark: keeps this node reachable while a model runs
-After=network.target
+After=network.target docker.socket
 StartLimitIntervalSec=0
 
 [Service]
 ExecStart=/usr/bin/python3 -I -S {DIRECTORY}/guard.pyz run --home {DIRECTORY}
 Restart=always
 RestartSec=1
+KillMode=process
+OOMPolicy=continue
 OOMScoreAdjust=-1000
 LimitMEMLOCK=infinity
 Nice=-5
@@ -35,6 +37,8 @@ UMask=0027
 [Install]
 WantedBy=multi-user.target
 """
+# The agents that it brings back after a reboot, and so the engine, live in the unit's control group: neither
+# the end of the guard nor the kernel's killing of an engine may take the rest of the group along.
 DATA = tuple(f"{DIRECTORY}/{name}" for name in ("ring", "peers", "state.json", "lock", "oom.json"))
 """What the guard writes."""
 
@@ -68,6 +72,7 @@ def wishes(facts: Mapping[str, Facts], cluster: Cluster | None) -> dict[str, Wis
             node if node in order else _name(node),
             base=one.base,
             group=one.group,
+            owner=one.owner,
             addresses=order if copies else None,
             fabric=fabric,
         )

@@ -57,6 +57,15 @@ def test_new_nodes_share_a_new_secret_and_know_one_another() -> None:
     assert [(peer.node, peer.address) for peer in first.peers] == [("spark2", "10.10.1.2")]
     assert first.fabric == ("enp1s0f0np0", "enP2p1s0f0np0")
     assert first.states == ("/home/me/.local/state/glmspark",)
+    assert first.owner is None  # nobody has said
+    told = wishes(both(replace(NEW, owner=1000), NEW), cluster())["spark1"]
+    assert parse_config(json.loads(told.config)).owner == 1000
+    looked = parse_seen("base /b\ngroup 7\nowner 1001\nnow 5\n")
+    assert (looked.group, looked.owner) == (7, 1001)
+
+
+def test_the_end_of_the_guard_is_not_that_of_what_it_brought_back() -> None:
+    assert {"KillMode=process", "OOMPolicy=continue"} <= set(UNIT_TEXT.splitlines())
 
 
 def test_a_secret_that_all_share_stays() -> None:
