@@ -61,13 +61,14 @@ class Agent:
         self._dirty = False
         self._reaper: subprocess.Popen[bytes] | None = None
         self._reaper_pipe = -1
+        self._leaves = False  # the node, while the deployment is not over
 
     async def run(self) -> None:
         """Start, watch, start again where that is wanted, stop."""
         loop = asyncio.get_running_loop()
         self._over: asyncio.Future[dict[str, Any] | None] = loop.create_future()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.finish, None)
+        loop.add_signal_handler(signal.SIGINT, self.finish, None)
+        loop.add_signal_handler(signal.SIGTERM, self.node_ends)
         for number in (signal.SIGHUP, signal.SIGPIPE):
             signal.signal(number, signal.SIG_IGN)
         self.rounds = Rounds(self)
@@ -125,6 +126,17 @@ class Agent:
         """Stop everything. reason: None if it was asked for. Only the first call counts."""
         if not self._over.done():
             self._over.set_result(reason)
+
+    def node_ends(self) -> None:
+        """SIGTERM, which a node that shuts down sends to all; `down` asks by the socket. A deployment that is
+        to come back after a reboot is lost then, as with any other loss of the node, and not over."""
+        if self._over.done():
+            return
+        self._leaves = self.spec.watching.keep_up and self.leash.proven and self.rounds.enabled
+        what = (
+            f"the agent of rank {self.spec.rank} on {self.spec.node} was ended, as when the node shuts down"
+        )
+        self.finish(reason_of(what, self.spec, signal="SIGTERM", kind="lost") if self._leaves else None)
 
     def _answer(self, value: Mapping[str, Any]) -> None:
         """Tell who started the agent how that went, once."""
@@ -343,11 +355,15 @@ class Agent:
         """Tell the others, stop the rank, remove what it made, close the state."""
         self.finish(reason)
         say(f"stopping: {reason['what'] if reason else 'asked to'}")
-        self.peers.tell_end(reason)
+        if self._leaves:
+            self.peers.leave()
+        else:
+            self.peers.tell_end(reason)
         self.turn("stopping", reason=reason)
-        stubborn = await self.stop_rank(reason, seconds=2.0)
+        stubborn = await self.stop_rank(None if self._leaves else reason, seconds=2.0)
         self.home.forget()
-        self.turn("failed" if reason is not None else "stopped", stubborn=stubborn)
+        lost = {"lost": True} if self._leaves else {}
+        self.turn("failed" if reason is not None else "stopped", stubborn=stubborn, **lost)
         for _ in range(20):  # the state must not go on saying that it runs, even if the disk is full
             if self._save():
                 break

@@ -8,6 +8,7 @@ import ctypes
 import json
 import socket
 import struct
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -62,7 +63,7 @@ class Door:
     def engine_listens(self) -> bool:
         """Whether another socket than the door's listens on the port."""
         own = None if self._socket is None else self._socket_inode()
-        return any(inode != own for inode in listeners(self._api.port))
+        return any(inode != own for inode in listeners(self._api.port, address=self._api.listen))
 
     def _socket_inode(self) -> str:
         assert self._socket is not None  # noqa: S101 - the caller looked
@@ -113,13 +114,27 @@ def refusal(why: str, retry: float, *, with_body: bool = True) -> bytes:
     return head.encode() + (body if with_body else b"")
 
 
-def listeners(port: int, proc: Path = Path("/proc/self/net")) -> set[str]:
-    """Inodes of the sockets that listen on a TCP port of this network, from /proc/net/tcp and tcp6."""
-    found = set()
+def listeners(port: int, proc: Path = Path("/proc/self/net"), *, address: str | None = None) -> set[str]:
+    """Inodes of the sockets that listen on a TCP port of this network, from /proc/net/tcp and tcp6. address:
+    only at that one; another of the node's may have the same port for something else."""
+    found, wanted = set(), None if address is None else _as_kernel(address)
     for name in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
             for line in (proc / name).read_text().splitlines()[1:]:
                 fields = line.split()
-                if len(fields) > 9 and fields[3] == _LISTEN and int(fields[1].rpartition(":")[2], 16) == port:
+                if len(fields) < 10 or fields[3] != _LISTEN:
+                    continue
+                host, _, number = fields[1].rpartition(":")
+                if int(number, 16) == port and wanted in (None, host):
                     found.add(fields[9])
     return found
+
+
+def _as_kernel(address: str) -> str | None:
+    """An address as /proc/net/tcp has it: words of four bytes in the machine's own order. None for a name."""
+    try:
+        raw = socket.inet_pton(socket.AF_INET6 if ":" in address else socket.AF_INET, address)
+    except OSError:
+        return None
+    words = (int.from_bytes(raw[at : at + 4], sys.byteorder) for at in range(0, len(raw), 4))
+    return "".join(f"{word:08X}" for word in words)

@@ -54,9 +54,9 @@ def keep_evidence(
         left = MOST
         # A cause is worth the most: whatever comes after it may find the disk full.
         for name, data in parts:
-            left -= _write(place / name, data[-max(0, left) :])
+            left -= _write(place / name, data[-left:] if left > 0 else b"")
         _write(place / "stacks.txt", stacks(spec, family, end)[: max(0, left)])
-        _forget(home.path / "evidence")
+        _forget(home.path / "evidence", but=place.name)
     except OSError as error:
         say(f"evidence was not kept whole: {error.strerror}")
         return str(place) if (place / "cause.json").exists() else None
@@ -70,9 +70,9 @@ def _write(path: Path, data: bytes) -> int:
     return len(data)
 
 
-def _forget(place: Path) -> None:
-    """Only the last ones are kept."""
-    for old in sorted(path for path in place.iterdir() if path.is_dir())[:-KEPT]:
+def _forget(place: Path, *, but: str) -> None:
+    """Only the last ones are kept, and always the newest, whatever the clock says."""
+    for old in sorted(path for path in place.iterdir() if path.is_dir() and path.name != but)[: 1 - KEPT]:
         shutil.rmtree(old, ignore_errors=True)
 
 

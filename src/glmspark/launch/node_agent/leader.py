@@ -22,6 +22,7 @@ _TICK, _POLL = 0.5, 2.0  # seconds between two verdicts, and between two looks a
 _DOWN = 60.0  # seconds for all ranks to be stopped
 _HEALTH = 5.0  # seconds for /health while the engine is awaited
 _SHOWN, _SEEN = 20, 1500  # restarts that state.json remembers, and characters of what was seen of each
+_IN_VAIN = 3  # restarts of lost nodes that never come to be ready, at least, until it stays down
 _RETRY = 30.0  # seconds after which clients are told to try again where nothing better is known
 
 
@@ -121,7 +122,8 @@ class Leader:
                 )
                 judge.canary(None, time.monotonic())
             except asked.ApiError as error:
-                judge.canary(str(error), time.monotonic())
+                if agent.admission.is_open:  # it may have closed just now: then it was turned away
+                    judge.canary(str(error), time.monotonic())
 
     async def _watch(self) -> None:
         agent, judge = self.agent, self.judge
@@ -162,6 +164,8 @@ class Leader:
         cause: None for an agent that was itself gone.
         """
         agent, watching = self.agent, self.agent.spec.watching
+        if self._stumbled is None:
+            self._stumbled = time.monotonic()
         await self.door.open()
         waits = watching.keep_up and (cause is None or cause.get("kind") == "lost")
         missing = await self._until(self._down, None, 2.0 if waits else _DOWN)
@@ -198,7 +202,13 @@ class Leader:
         agent, watching, now = self.agent, self.agent.spec.watching, time.time()
         lost = cause is None or cause.get("kind") == "lost"  # a node that comes and goes is no fault of ranks
         since = now - 60 * watching.minutes
-        counted = [at for at in agent.state.get("counted") or [] if at > since]
+        # What is still to come is of a clock that was wrong.
+        counted = [at for at in agent.state.get("counted") or [] if since < at <= now]
+        if lost and self._in_vain() >= max(watching.times, _IN_VAIN):
+            what = cause["what"] if cause else f"the agent of rank 0 on {agent.spec.node} was gone"
+            what = f"{what}; {self._in_vain()} starts in a row never came to be ready, so it stays down"
+            agent.finish({**(cause or reason_of("", agent.spec, kind="lost")), "what": what})
+            return None
         if not lost and len(counted) >= watching.times:
             often = "once" if len(counted) == 1 else f"{len(counted)} times"
             times = f"restarted {often} within {watching.minutes:g} min" if counted else ""
@@ -215,6 +225,16 @@ class Leader:
         agent.state["restarted"] = (agent.state.get("restarted") or 0) + 1
         agent.state["counted"] = counted if lost else [*counted, now]
         return entry
+
+    def _in_vain(self) -> int:
+        """How many of the last restarts in a row never came to be ready: a load that takes its node down does
+        so again after each reboot."""
+        found = 0
+        for one in reversed(self.agent.state.get("restarts") or []):
+            if one.get("seconds") is not None:
+                break
+            found += 1
+        return found
 
     def _lost(self, cause: Mapping[str, Any] | None, what: str) -> dict[str, Any]:
         seen = f"after: {cause['what']}" if cause is not None else None

@@ -67,6 +67,12 @@ class Peers:
         for peer in self.connected.values():
             peer.send({"end": reason})
 
+    def leave(self) -> None:
+        """Go without a word: to the others it is as if this node were lost."""
+        self._over = True
+        for peer in self.connected.values():
+            peer.writer.close()
+
     def tell(self, message: dict[str, Any]) -> None:
         """Tell all."""
         for peer in self.connected.values():

@@ -58,15 +58,16 @@ def look(family: Iterable[Stat], main: int | None, scratch: str | None) -> Readi
         if one.state in "Tt"
     )
     guard = guard_state()
-    gpus = (guard.get("readings") or {}).get("gpu") or []
-    seen = [(one.get("util"), one.get("power_w")) for one in gpus if isinstance(one, dict)]
+    readings = guard.get("readings")
+    gpus = _rows(readings.get("gpu") if isinstance(readings, dict) else None)
+    seen = [(one.get("util"), one.get("power_w")) for one in gpus]
     pairs = [
         (util, power)
         for util, power in seen
         if isinstance(util, (int, float))
         if isinstance(power, (int, float))
     ]
-    alerts = [one for one in guard.get("alerts") or [] if isinstance(one, dict)]
+    alerts = _rows(guard.get("alerts"))
     return Reading(
         cpu=sum(cpu_seconds(one.pid) for one in stats),
         halted=halted,
@@ -74,6 +75,10 @@ def look(family: Iterable[Stat], main: int | None, scratch: str | None) -> Readi
         gpus=tuple((float(util), float(power)) for util, power in pairs),
         alerts=tuple(str(one.get("what") or one.get("kind")) for one in alerts[:8]),
     )
+
+
+def _rows(value: object) -> list[dict[str, Any]]:
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
 
 
 def cpu_seconds(pid: int) -> float:
@@ -101,10 +106,14 @@ def guard_places() -> list[Path]:
 
 
 def guard_state() -> dict[str, Any]:
-    """What the node's guard says, empty where there is none, or none that is awake."""
+    """What the node's guard says, empty where there is none, or none that is awake and of this version."""
     for place in guard_places():
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
             found = json.loads((place / "state.json").read_bytes())
-            if isinstance(found, dict) and time.time() - float(found.get("time") or 0) < _OLD:
+            if (
+                isinstance(found, dict)
+                and found.get("version") == 1
+                and time.time() - float(found.get("time") or 0) < _OLD
+            ):
                 return found
     return {}

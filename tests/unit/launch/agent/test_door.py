@@ -119,6 +119,9 @@ def test_listeners_are_those_of_the_port_and_both_families(tmp_path: Path) -> No
     )
     assert listeners(8000, tmp_path) == {"51", "54"}
     assert listeners(8000, tmp_path / "none") == set()
+    for address, found in (("127.0.0.1", {"51"}), ("10.0.0.1", set()), ("::", {"54"}), ("::1", set())):
+        assert listeners(8000, tmp_path, address=address) == found
+    assert listeners(8000, tmp_path, address="a-name") == {"51", "54"}
 
 
 def test_a_refusal_is_whole() -> None:

@@ -181,12 +181,13 @@ def test_a_lost_agent_is_waited_for_and_comes_back_by_resume(two: Two) -> None:
     head, _ = two.back(1)
     assert head["restarts"][0]["cause"]["kind"] == "lost"
     assert "rank 1 on spark2" in head["restarts"][0]["cause"]["what"]
-    # The same the other way round: rank 0's agent is gone, with all that it knew.
-    os.kill(two.agents[0].wait("ready")["agent"][0], signal.SIGKILL)
+    # The same the other way round: rank 0's node shuts down, and its agent's memory is gone.
+    os.kill(two.agents[0].wait("ready")["agent"][0], signal.SIGTERM)
     assert two.agents[1].wait("waiting", seconds=15)["waits_for"] == [0]
-    two.agents[0].wait("failed")
+    assert two.agents[0].wait("failed")["lost"]
     two.agents[0]("resume")
-    two.back(2)
+    head, _ = two.back(2)
+    assert head["restarts"][1]["seconds"] is not None  # it came to be ready
     two.agents[1]("stop", "one", "--keep")
     two.agents[0].wait("stopped")
     assert two.agents[0]("resume")["resumed"] == []  # it was stopped
