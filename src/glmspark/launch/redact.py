@@ -7,10 +7,13 @@ private keys.
 
 from __future__ import annotations
 
+import base64
 import ipaddress
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
+from urllib.parse import quote, quote_plus
 
 __all__ = ["REMOVED", "Redactor"]
 
@@ -28,7 +31,8 @@ _KEY_BLOCK = re.compile(
     r"-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----.*?(?:-----END [A-Z ]{0,30}PRIVATE KEY-----|\Z)", re.DOTALL
 )
 _HEADER = re.compile(
-    r"(?i)\b((?:proxy-)?authorization|x-api-key|cookie|set-cookie)(\\?[\"']?\s{0,3}[:=,]\s{0,3}\\?[\"']?)"
+    r"(?i)\b((?:proxy-)?authorization|x-api-key|cookie|set-cookie)"
+    r"(\\?[\"']?\s{0,3}[:=,]\s{0,3}(?:b(?=[\"']))?\\?[\"']?)"
     r"((?:bearer|basic|token|digest)\s+)?([^\s\"'\\,}\]]{1,4096})"
 )
 _BEARER = re.compile(r"(?i)\b(bearer)\s+([A-Za-z0-9._~+/=-]{6,4096})")
@@ -39,9 +43,12 @@ _NAME = (
     r"(?:[A-Za-z0-9]{1,40}[_-]){0,6}(?:token|secret|secrets|password|passwd|passphrase|api[_-]?key|apikey"
     r"|access[_-]?key(?:[_-]id)?|private[_-]?key|credential|credentials|cookie)"
 )
-_VALUE = r"(?:\\?\"(?:[^\"\\]|\\[^\"]){1,4096}|\\?'[^'\\]{1,4096}|[^\s\"'\\,;&}\])]{1,4096})"
-_ASSIGNED = re.compile(rf"(?i)(?<![A-Za-z0-9])(-{{0,2}}{_NAME})(\\?[\"']?\s{{0,3}}[:=]\s{{0,3}})({_VALUE})")
-_BETWEEN = r"\\?[\"']?(?:\s{0,3},\s{0,3}|\s{1,3})"
+_VALUE = r"(?:\\?\"(?:[^\"\\]|\\[^\"]){1,4096}|\\?'[^'\\]{1,4096}|[^\s\0\"'\\,;&}\])]{1,4096})"
+_ASSIGNED = re.compile(
+    rf"(?i)(?<![A-Za-z0-9])(-{{0,2}}{_NAME})"
+    rf"(\\?[\"']?\s{{0,3}}[:=]\s{{0,3}}(?:[\[(]\s{{0,3}}(?=\\?[\"']))?(?:b(?=[\"']))?)({_VALUE})"
+)
+_BETWEEN = r"\\?[\"']?(?:\s{0,3},\s{0,3}|[\s\0]{1,3})"
 _OPTION = re.compile(rf"(?i)(?<![A-Za-z0-9-])(--{_NAME})({_BETWEEN})({_VALUE})")
 # A placeholder, or what only opens something.
 _STANDS_FOR = re.compile(r"<[^<>]{0,80}>|\[[A-Z_]{1,20}\]?|[\[{<(]|\$\{?\w{1,80}\}?")
@@ -54,6 +61,24 @@ _ADDRESS = re.compile(
 )
 
 
+def spellings(secret: str) -> set[str]:
+    """A secret as it may stand in a text: as it is, in JSON, in Python's own words, in a URL, in hexadecimal,
+    and in base64 wherever it begins in what was encoded (but for up to two bytes at its ends)."""
+    raw = secret.encode("utf-8", "surrogateescape")
+    found = {
+        secret,
+        json.dumps(secret)[1:-1],
+        json.dumps(secret, ensure_ascii=False)[1:-1],
+        repr(secret)[1:-1],
+        quote(raw, safe=""),
+        quote_plus(raw),
+    }
+    for before, cut in ((0, 0), (1, 2), (2, 3)):
+        whole = (b"\0" * before + raw)[: (before + len(raw)) // 3 * 3]
+        found |= {encode(whole).decode()[cut:] for encode in (base64.b64encode, base64.urlsafe_b64encode)}
+    return {form for form in found | {raw.hex()} if len(form) >= _LEAST}
+
+
 class Redactor:
     """Removes secrets from texts. known: secrets as they are; names: user names to remove with `anonymous`.
 
@@ -64,7 +89,8 @@ class Redactor:
         self, known: Iterable[str] = (), *, anonymous: bool = False, names: Iterable[str] = ()
     ) -> None:
         self.removed: Counter[str] = Counter()
-        self._known = sorted({one for one in known if len(one) >= _LEAST}, key=len, reverse=True)
+        spelt = {form for one in known if len(one) >= _LEAST for form in spellings(one)}
+        self._known = sorted(spelt, key=len, reverse=True)
         self._anonymous = anonymous
         self._users = {name: "user" for name in names if len(name) > 1 and name != "root"}
         self._addresses: dict[str, str] = {}
@@ -85,7 +111,16 @@ class Redactor:
         return self._without_names(text) if self._anonymous else text
 
     def data(self, data: bytes) -> bytes:
-        """The same for bytes, whatever they are."""
+        """The same for bytes, whatever they are. UTF-16, as some shells write logs, loses its zeros where
+        there is a secret."""
+        found = self._bytes(data)
+        if b"\0" in found:
+            dense = found.replace(b"\0", b"")
+            if (without := self._bytes(dense)) != dense:
+                return without
+        return found
+
+    def _bytes(self, data: bytes) -> bytes:
         return self.text(data.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
     # -- what is put in their place ------------------------------------------------------------------------

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import gzip
 import json
 import os
 import stat
@@ -13,6 +15,7 @@ import pytest
 
 from glmspark.errors import GlmsparkError
 from glmspark.launch import bundle as bundles
+from glmspark.launch import bundle_node
 from glmspark.launch.bundle import Bundle, collect_home, collect_machine, collect_node, write
 from glmspark.launch.case import Case
 from glmspark.launch.record import Home, Reason, State, home
@@ -217,3 +220,22 @@ class Program:
 
     def read_text(self, encoding: str) -> str:
         return self._text
+
+
+def test_what_cannot_be_looked_through_is_left_out() -> None:
+    bundle = Bundle("glm")
+    bundle.add("logs/rank-0.log.1.gz", gzip.compress(b"HF_TOKEN=abcdefghijk"))
+    bundle.add("logs/rank-0.log", b"a line")
+    assert set(bundle.files) == {"logs/rank-0.log"}
+    assert bundle.notes == ["logs/rank-0.log.1.gz: left out, for it is compressed (gzip)"]
+
+
+def test_secrets_of_a_rank_s_environment_are_known_on_its_node(tmp_path: Path) -> None:
+    spec = {"secrets": {}, "env": {"HF_TOKEN": "environment-token", "PORT": "12345678"}}
+    (tmp_path / "spec.json").write_text(json.dumps(spec))
+    assert bundle_node.secrets_of(tmp_path) == [b"environment-token"]
+    log = tmp_path / "rank-0.log"
+    log.write_bytes(b"a environment-token b\n" + "environment-token".encode("utf-16-le"))
+    files = bundle_node.Files(1000, 1000, bundle_node.secrets_of(tmp_path))
+    files.file(log, "rank-0.log")
+    assert base64.b64decode(files.files["rank-0.log"]) == b"a [removed] b\n[removed]"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import time
+from urllib.parse import quote
 
 import pytest
 from hypothesis import given
@@ -30,6 +32,8 @@ SECRET = "q7Zr-T0p_5ecret.Value+9"
         '"authorization": "Basic q7Zr-T0p_5ecret.Value+9"',
         "headers=[(b'authorization', b'Bearer q7Zr-T0p_5ecret.Value+9')]",
         "curl -H 'X-Api-Key: q7Zr-T0p_5ecret.Value+9'",
+        "headers=[(b'x-api-key', b'q7Zr-T0p_5ecret.Value+9')]",
+        "non-default args: {'api_key': ['q7Zr-T0p_5ecret.Value+9'], 'port': 1}",
         "https://user:q7Zr-T0p_5ecret.Value+9@proxy.example:8080/",
         "aws_secret_access_key: q7Zr-T0p_5ecret.Value+9",
         "PRIVATE_KEY : q7Zr-T0p_5ecret.Value+9",
@@ -135,3 +139,34 @@ def test_no_text_takes_long(piece: str) -> None:
     begin = time.process_time()
     Redactor(anonymous=True).text(piece * (60_000 // len(piece)))
     assert time.process_time() - begin < 1
+
+
+@pytest.mark.parametrize("before", ["", "u", "us", "user:"])
+def test_a_known_secret_is_found_however_it_is_written(before: str) -> None:
+    secret = 'pa"ss wörd/7+q'
+    raw = (before + secret).encode()
+    for text in (
+        json.dumps(before + secret),
+        repr([before + secret]),
+        quote(before + secret, safe=""),
+        raw.hex(),
+        base64.b64encode(raw).decode(),
+        base64.urlsafe_b64encode(raw + b"!").decode(),
+    ):
+        found = Redactor([secret]).text(text)
+        assert REMOVED in found
+        assert len(found) <= len(text) - len(secret) + len(REMOVED) + 8
+        assert Redactor([secret]).text(found) == found
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("before", [b"", b"plain\n"])
+def test_utf_16_is_looked_through_too(encoding: str, before: bytes) -> None:
+    data = before + f"a {SECRET} b HF_TOKEN=abcdefgh\n".encode(encoding) + f"c {SECRET}\n".encode()
+    found = Redactor([SECRET]).data(data)
+    assert found.endswith(f"a {REMOVED} b HF_TOKEN={REMOVED}\nc {REMOVED}\n".encode())
+
+
+def test_words_of_a_command_as_the_kernel_has_them() -> None:
+    found = Redactor().data(f"vllm\0serve\0--api-key\0{SECRET}\0--port\0".encode())
+    assert found == f"vllm\0serve\0--api-key\0{REMOVED}\0--port\0".encode()
