@@ -138,7 +138,8 @@ def _read(case: Case) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text of logs is no markup."""
+    """Text of logs is no markup, and has no say over the terminal."""
     from rich.markup import escape
 
-    return escape(text)
+    shown = (one if one.isprintable() or one in "\n\t" else "\N{REPLACEMENT CHARACTER}" for one in text)
+    return escape("".join(shown))

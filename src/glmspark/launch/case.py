@@ -81,8 +81,8 @@ class Case:
 
     def __post_init__(self) -> None:
         self._known, self._errors = LogFacts(), _Errors()
-        deadline = time.monotonic() + self.limits.seconds
-        self.scanner = Scanner(catalogue(), deadline=deadline, observers=[self._known, self._errors])
+        self._deadline = time.monotonic() + self.limits.seconds
+        self.scanner = Scanner(catalogue(), deadline=self._deadline, observers=[self._known, self._errors])
 
     # -- what goes in --------------------------------------------------------------------------------------
 
@@ -104,6 +104,9 @@ class Case:
         kept: deque[bytes] = deque()
         size = passed = 0
         for chunk in head:
+            if time.monotonic() > self._deadline:  # a small archive may hold more than a life takes to read
+                self.scanner.late = True
+                break
             kept.append(chunk)
             size += len(chunk)
             while size - len(kept[0]) > self.limits.tail:

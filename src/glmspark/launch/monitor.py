@@ -128,6 +128,9 @@ class Monitor:
                 self._nodes[name] = replace(self._nodes[name], error=f"no answer within {_ASK:g} s")
             except NodeError as error:
                 self._nodes[name] = replace(self._nodes[name], error=error.message)
+            except (ValueError, TypeError, LookupError, AttributeError) as error:  # of another version
+                words = f"what it tells is not understood: {error!r}"
+                self._nodes[name] = replace(self._nodes[name], error=words)
             self._seen[name].set()
             await asyncio.sleep(max(0.5, begin + self._every - time.monotonic()))
 
@@ -152,9 +155,11 @@ class Monitor:
             or tuple(Gpu(one.utilization, one.power, one.clock, one.temperature) for one in gpus or ()),
             fabric=self._rates(name, guard),
             guard=None if not guard else f"{guard.get('phase')}, memory {guard.get('level')}",
-            alerts=tuple(f"{one.get('kind')}: {one.get('what')}" for one in guard.get("alerts") or ()),
+            alerts=tuple(
+                _plain(f"{one.get('kind')}: {one.get('what')}") for one in guard.get("alerts") or ()
+            ),
             actions=tuple(
-                f"{one.get('action')}: {one.get('why')}" for one in (guard.get("actions") or ())[-2:]
+                _plain(f"{one.get('action')}: {one.get('why')}") for one in (guard.get("actions") or ())[-2:]
             ),
             restarts=len(state.get("restarts") or ()) if isinstance(state, Mapping) else 0,
             halted=tuple(state.get("halted") or ()) if isinstance(state, Mapping) else (),
@@ -302,6 +307,11 @@ def _rank_of(state: Mapping[str, Any] | None) -> tuple[int | None, str]:
     if "local" in state:
         return None, "ready" if state["local"] == "unproven" else str(state["local"])
     return int(state["rank"]), str(state["state"])
+
+
+def _plain(text: str) -> str:
+    """What is told of a node has no say over the terminal."""
+    return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text)
 
 
 def _gpus(guard: Mapping[str, Any]) -> tuple[Gpu, ...]:

@@ -44,6 +44,15 @@ def test_a_log_in_which_nothing_shows(glmspark: Glmspark, tmp_path: Path) -> Non
     assert "KeyError: [b]" in done.out
 
 
+def test_a_log_has_no_say_over_the_terminal(glmspark: Glmspark, tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text(
+        "Traceback (most recent call last):\nKeyError: \x1b]52;c;cm0=\x07 \x9b2J\n"
+    )
+    done = glmspark("explain", str(tmp_path / "a.log"))
+    assert "KeyError: \N{REPLACEMENT CHARACTER}]52;c" in done.out
+    assert not {"\x1b", "\x07", "\x9b"} & set(done.out)
+
+
 def test_messages_that_are_never_the_cause_lead_to_the_first_error(glmspark: Glmspark) -> None:
     done = glmspark("explain", str(RECORDED / "tp2-wrong-shape-rank-0.log"))
     assert done.code == 0

@@ -49,6 +49,14 @@ def view(now: float) -> View:
     return View(1e9, "glm", "ready", "glm-5.2", "http://spark1:8000/v1", None, engine, (first, second, third))
 
 
+@pytest.mark.parametrize("width", [1, 20, 40])
+def test_a_narrow_terminal_cuts_and_fails_not(width: int) -> None:
+    now = time.monotonic()
+    stream = io.StringIO()
+    Console(file=stream, width=width, highlight=False).print(render(view(now), width, now))
+    assert max(len(row) for row in stream.getvalue().splitlines()) <= width
+
+
 @pytest.mark.parametrize("width", [80, 100, 160])
 def test_a_table_that_fits(width: int) -> None:
     now = time.monotonic()

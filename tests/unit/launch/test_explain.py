@@ -131,6 +131,21 @@ def test_a_long_stream_is_read_at_both_ends_in_bounded_memory() -> None:
     assert case.scanner.bytes < 5 << 20
 
 
+def test_a_stream_without_an_end_is_read_for_as_long_as_said() -> None:
+    class Endless(io.RawIOBase):
+        """What a small compressed file may hold."""
+
+        begin = time.monotonic()
+
+        def read(self, size: int = -1) -> bytes:
+            assert time.monotonic() - self.begin < 30
+            return b"x\n" * 10_000
+
+    case = Case("bomb", Limits(head=1 << 10, tail=1 << 10, seconds=0.1))
+    case.stream(Endless(), "stdin")  # type: ignore[arg-type]
+    assert "not all was looked at: 0.1 s were over" in case.notes
+
+
 def test_time_runs_out() -> None:
     case = Case("slow", Limits(seconds=0.0))
     case.text("x\n" * 10, "a")

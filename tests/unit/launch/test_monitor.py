@@ -150,6 +150,18 @@ def test_the_guard_s_state_gives_gpu_alerts_and_fabric_rates(tmp_path: Path) -> 
     assert node.guard == "serving, memory low"
 
 
+@pytest.mark.parametrize(
+    "readings", [["of another version"], {"net": {"fab0": {"rx": "much"}}}, {"gpu": [1]}]
+)
+def test_a_guard_of_another_version_is_told_and_asked_again(tmp_path: Path, readings: Any) -> None:
+    (tmp_path / "guard").mkdir()
+    state = {"time": time.time(), "level": "ok", "readings": readings}
+    (tmp_path / "guard/state.json").write_text(json.dumps(state))
+    monitor = Monitor(None, None, None, every=0.1)
+    error = watch(monitor, lambda view: view.nodes[0].error is not None).nodes[0].error
+    assert "not understood" in str(error)
+
+
 class Api(http.server.BaseHTTPRequestHandler):
     """Metrics of an engine that makes 100 tokens between two looks."""
 
