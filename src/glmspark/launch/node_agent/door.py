@@ -19,6 +19,7 @@ _LISTEN = "0A"  # TCP_LISTEN of the kernel's include/net/tcp_states.h, as /proc/
 _ATTACH, _BPF_RET = 51, 0x06  # SO_ATTACH_REUSEPORT_CBPF; BPF_RET | BPF_K of linux/bpf_common.h
 _HEAD = 1 << 16  # longest head of a request that is read
 _PATIENCE = 5.0  # seconds for a client to say what it wants
+_AT_ONCE = 256  # clients that are listened to; the agent has other uses for its open files
 
 
 class Door:
@@ -29,6 +30,7 @@ class Door:
         self._api, self._why, self._retry = api, why, retry
         self._socket: socket.socket | None = None
         self._server: asyncio.Server | None = None
+        self._clients = 0
 
     @property
     def is_open(self) -> bool:
@@ -70,7 +72,11 @@ class Door:
         return str(Path(f"/proc/self/fd/{self._socket.fileno()}").stat().st_ino)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._clients += 1
         try:
+            if self._clients > _AT_ONCE:  # whatever it wants, the answer is the same
+                writer.write(refusal(self._why(), self._retry()))
+                return
             with contextlib.suppress(asyncio.IncompleteReadError, asyncio.LimitOverrunError):
                 head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), _PATIENCE)
                 writer.write(refusal(self._why(), self._retry(), with_body=not head.startswith(b"HEAD ")))
@@ -82,6 +88,7 @@ class Door:
         except (OSError, asyncio.TimeoutError):  # noqa: UP041 - two kinds in Python 3.10
             pass
         finally:
+            self._clients -= 1
             writer.close()
 
 

@@ -14,6 +14,7 @@ from .spec import Spec
 
 BEAT = 1.0
 """Seconds between two signs of life to a peer."""
+_STRANGERS = 32  # connections at once of whom it is not known yet who they are
 _LINE = 1 << 18  # longest line from a peer, in bytes
 
 
@@ -45,6 +46,7 @@ class Peers:
         self._why_not = "nothing was tried yet"
         self.first: dict[str, Any] | None = None
         self._over = False
+        self._strangers = 0
 
     async def start(self) -> None:
         """Listen on rank 0, connect on the others. Raises Trouble where the address cannot be had."""
@@ -136,6 +138,10 @@ class Peers:
             self._finish(reason_of(what, self.spec, rank=missing[0], node=None, advice=advice))
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._strangers >= _STRANGERS:  # else anybody could use up the files that this agent may open
+            writer.close()
+            return
+        self._strangers += 1
         try:
             peer = await asyncio.wait_for(greet(reader, writer, self.spec), 5.0)
             if peer.rank in self.connected:
@@ -144,6 +150,8 @@ class Peers:
             say(f"a connection to the watch was refused: {error}")
             writer.close()
             return
+        finally:
+            self._strangers -= 1
         await self._talk(peer)
 
     async def _connect(self) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from glmspark.launch.node_agent import door as doors
 from glmspark.launch.node_agent.door import Door, listeners, refusal
 from glmspark.launch.node_agent.spec import Api
 from tests.unit.launch.agent.test_peers import free_port
@@ -45,6 +46,24 @@ def test_clients_get_503_with_retry_after_in_openai_s_form() -> None:
         assert one.is_open
         await one.close()
         assert not one.is_open
+
+    asyncio.run(run())
+
+
+def test_more_clients_than_can_be_listened_to_are_answered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doors, "_AT_ONCE", 2)
+
+    async def run() -> None:
+        port = free_port()
+        one = door(port)
+        await one.open()
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        said = await asyncio.wait_for(reader.read(), 3.0)
+        assert said.startswith(b"HTTP/1.1 503 ")
+        for _, client in [*silent, (reader, writer)]:
+            client.close()
+        await one.close()
 
     asyncio.run(run())
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from glmspark.launch.node_agent import peers as watch
 from glmspark.launch.node_agent.files import Trouble
 from glmspark.launch.node_agent.peers import Peers
 from tests.unit.launch.agent.specs import spec
@@ -140,5 +141,25 @@ def test_a_taken_port_is_named() -> None:
             head = Watcher(0, taken.getsockname()[1])
             with pytest.raises(Trouble, match="cannot listen for the other ranks at"):
                 await head.peers.start()
+
+    asyncio.run(run())
+
+
+def test_strangers_do_not_use_up_what_an_agent_may_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "_STRANGERS", 2)
+
+    async def run() -> None:
+        port = free_port()
+        head, follower = Watcher(0, port), Watcher(1, port)
+        await head.peers.start()
+        strangers = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        for reader, _ in strangers:
+            assert await asyncio.wait_for(reader.readline(), 3.0)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        assert await asyncio.wait_for(reader.read(), 3.0) == b""
+        for _, stranger in [*strangers, (reader, writer)]:
+            stranger.close()
+        await follower.peers.start()  # once they are gone
+        await asyncio.wait_for(head.until_connected(1), 10)
 
     asyncio.run(run())
