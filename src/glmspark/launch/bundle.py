@@ -95,15 +95,16 @@ class Bundle:
         """Add the end of a file of this machine; one that is not there is no matter."""
         try:
             with path.open("rb") as file:
+                start = file.read(8)
                 size = file.seek(0, 2)
                 file.seek(max(0, size - MOST_FILE))
-                data = file.read(MOST_FILE)
+                data = start if packed(start) else file.read(MOST_FILE)
         except FileNotFoundError:
             return
         except OSError as error:
             self.notes.append(f"{name}: {error.strerror}")
             return
-        if size > MOST_FILE:
+        if size > MOST_FILE and not packed(start):
             self.notes.append(f"{name}: the last {MOST_FILE >> 20} of {size >> 20} MiB")
             data = whole_lines(data)
         self.add(name, data)

@@ -14,6 +14,7 @@ KEPT = ("state.json", "record.json", "guard.json")
 TREES = (("logs", None), ("logs.previous", None), ("evidence", 2))
 SECRET_FILES = ("env", "lockstep-secret", "api-key")
 SECRET_NAMES = ("TOKEN", "SECRET", "PASSWORD", "KEY", "CREDENTIAL")
+PACKED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ\0", b"BZh", b"PK\x03\x04", b"\x04\x22\x4d\x18")
 RING = 20
 
 
@@ -69,6 +70,9 @@ class Files:
         """The end of a file."""
         try:
             with path.open("rb") as file:
+                if file.read(8).startswith(PACKED):  # it cannot be looked through for secrets
+                    self.notes.append(f"{name}: left out, for it is compressed")
+                    return
                 size = file.seek(0, 2)
                 file.seek(max(0, size - self.most))
                 data = file.read(self.most)

@@ -222,12 +222,20 @@ class Program:
         return self._text
 
 
-def test_what_cannot_be_looked_through_is_left_out() -> None:
+def test_what_cannot_be_looked_through_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = Bundle("glm")
     bundle.add("logs/rank-0.log.1.gz", gzip.compress(b"HF_TOKEN=abcdefghijk"))
     bundle.add("logs/rank-0.log", b"a line")
     assert set(bundle.files) == {"logs/rank-0.log"}
     assert bundle.notes == ["logs/rank-0.log.1.gz: left out, for it is compressed (gzip)"]
+    large = tmp_path / "rank-0.log.2.gz"
+    large.write_bytes(gzip.compress(os.urandom(2000)))
+    monkeypatch.setattr(bundles, "MOST_FILE", 1000)  # of which the end would be taken
+    bundle.file(large, "logs/rank-0.log.2.gz")
+    assert set(bundle.files) == {"logs/rank-0.log"}
+    files = bundle_node.Files(1000, 10_000, [])
+    files.file(large, "rank-0.log.2.gz")
+    assert (files.files, files.notes) == ({}, ["rank-0.log.2.gz: left out, for it is compressed"])
 
 
 def test_secrets_of_a_rank_s_environment_are_known_on_its_node(tmp_path: Path) -> None:
