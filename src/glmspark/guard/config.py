@@ -15,6 +15,8 @@ NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 """What a node may be called: its copies lie in a directory of that name."""
 METRICS_PORT, PEER_PORT = 9109, 9110
 
+_LINKS = 16
+"""Interfaces of a deployment that are looked at."""
 _SPARK = 121 * GIB
 """What a Spark's 128 GB leave to programs."""
 _LOAD_FREE = 8 * GIB
@@ -160,7 +162,7 @@ def parse_thresholds(value: Any, total: int) -> Thresholds:
             load_need=read.number("load_need_bytes"),
             unified=unified,
             metrics_url=read.text("metrics_url"),
-            fabric=tuple(read.many("fabric", str)),
+            fabric=tuple(read.many("fabric", str)[:_LINKS]),
             stall_s=read.seconds("stall_s", usual.stall_s),
             spin_w=read.seconds("spin_power_w", usual.spin_w),
             rank=read.number("rank"),

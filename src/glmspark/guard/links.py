@@ -66,7 +66,9 @@ def _counted(roots: Roots, base: str, names: tuple[str, ...]) -> dict[str, int]:
 
 
 def read_interface(roots: Roots, name: str) -> Link | None:
-    """A network interface, None where there is none."""
+    """A network interface, None where there is none. Names are a user's too: they lead nowhere else."""
+    if "/" in name or not name:
+        return None
     base = f"/sys/class/net/{name}"
     rx, tx = (_number(roots, f"{base}/statistics/{one}_bytes") for one in ("rx", "tx"))
     if rx is None or tx is None:

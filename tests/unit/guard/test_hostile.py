@@ -16,10 +16,11 @@ import pytest
 
 from glmspark.guard import act
 from glmspark.guard.act import as_usual, ask_agent, run_as_owner
-from glmspark.guard.config import parse_config
+from glmspark.guard.config import parse_config, parse_thresholds
 from glmspark.guard.deployments import DeploymentReader
 from glmspark.guard.engine_metrics import fetch
 from glmspark.guard.files import Roots, Trouble, read_json
+from glmspark.guard.links import read_interface
 from glmspark.guard.processes import Process
 from glmspark.guard.protect import ENGINE, Protection
 from tests.unit.guard.spark import TOTAL, deployed, put, stat_line
@@ -35,6 +36,17 @@ def test_a_pipe_a_link_and_a_device_are_no_state(tmp_path: Path) -> None:
     found = [read_json(str(tmp_path / name)) for name in ("pipe.json", "link.json", "device.json")]
     assert found == [None, None, None]
     assert read_json(str(tmp_path / "real.json")) == {}
+
+
+def test_names_of_links_lead_nowhere_else(tmp_path: Path) -> None:
+    for name in ("rx_bytes", "tx_bytes"):
+        put(tmp_path, f"/home/me/x/statistics/{name}", "5\n")  # a pipe would be waited for
+        put(tmp_path, f"/sys/class/net/fab0/statistics/{name}", "5\n")
+    roots = Roots(str(tmp_path))
+    assert read_interface(roots, "fab0") is not None
+    assert read_interface(roots, "../../../home/me/x") is None
+    many = {"version": 1, "fabric": [f"fab{number}" for number in range(5000)]}
+    assert len(parse_thresholds(many, TOTAL).fabric) == 16
 
 
 def test_names_and_sizes_are_bounded(tmp_path: Path) -> None:
