@@ -34,7 +34,7 @@ arrived=$(sha256sum < "$temporary")
 [ "${arrived%% *}" = "$3" ] || { echo 'the content did not arrive whole' >&2; exit 1; }
 chmod -- "$2" "$temporary"
 sync -- "$temporary"
-mv -f -- "$temporary" "$1"
+mv -fT -- "$temporary" "$1"
 trap - EXIT
 sync -- "$(dirname -- "$1")"
 """

@@ -10,6 +10,7 @@ import base64
 import binascii
 import posixpath
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from glmspark.nodes.facts.services import parse_services, show
 from glmspark.nodes.facts.sysctls import path as sysctl_path
@@ -212,11 +213,13 @@ class Tuner:
         match entry.kind:
             case "path":
                 now = await self._look(entry.name)
-                if now.same(entry.before):
-                    return None
-                if not now.same(entry.after):
-                    return f"{entry.name} was changed by someone else since: left as it is"
-                await self._set_path(entry.name, entry.before)
+                if not now.same(entry.before):
+                    # An earlier restore may have broken off before it gave the file back to its owner.
+                    without_owner = replace(entry.before, uid=None, gid=None)
+                    if not now.same(entry.after) and not now.same(without_owner):
+                        return f"{entry.name} was changed by someone else since: left as it is"
+                    await self._set_path(entry.name, entry.before)
+                # Also where the file is as before already: an earlier restore may have broken off in between.
                 if entry.name.startswith("/var/lib/systemd/linger/") and await self._has_systemd():
                     await self._run(
                         ["loginctl", "disable-linger", posixpath.basename(entry.name)], "end lingering"
@@ -268,9 +271,7 @@ class Tuner:
     async def _set_path(self, path: str, state: PathState) -> None:
         at = self._at(path)
         if state.kind == "file":
-            # A link of that name would be written through.
-            if (await self._look(path)).kind == "link":
-                await self._run(["rm", "-f", "--", at], f"remove {path}")
+            # It takes a link's place at once: between removing and writing a connection may end.
             await self.node.put(state.content, at, mode=state.mode, sudo=self._sudo)
             if state.uid is not None:
                 await self._run(["chown", f"{state.uid}:{state.gid}", "--", at], f"give {path} its owner")

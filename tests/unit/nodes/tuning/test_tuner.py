@@ -142,9 +142,9 @@ def test_broken_off_after_any_command_it_can_be_restored(root: Path) -> None:
         assert broken.state() == was, count
 
 
-def test_a_restore_that_broke_off_is_taken_up_again(root: Path) -> None:
+@pytest.mark.parametrize("count", [3, 15, random.Random().randrange(1, 60)], ids=["lingering", "link", "any"])
+def test_a_restore_that_broke_off_is_taken_up_again(root: Path, count: int) -> None:
     before = tree(root)
-    count = random.randrange(1, 60)  # another one in each run: many over time
     node = PretendNode()
     was = node.state()
     asyncio.run(tuner(node, root).apply(PLAN))
