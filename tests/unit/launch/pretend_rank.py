@@ -8,6 +8,7 @@ then does as told. Tests start many of them, so it imports little.
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import sys
@@ -60,7 +61,7 @@ def make_segment(tracked: bool) -> tuple[str, object]:
     handle = os.open(f"/dev/shm/{name}", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     os.ftruncate(handle, 4096)
     os.set_inheritable(handle, True)
-    return name, handle
+    return name, mmap.mmap(handle, 4096)  # as vLLM has it, and as the agent finds it
 
 
 def main() -> None:
