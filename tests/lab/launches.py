@@ -168,7 +168,12 @@ class Launches:
 
 _LEFT = """\
 docker ps --all --format 'container {{.Names}} {{.Status}}' --filter label=glmspark.deployment
-ps -eo pid=,args= | grep -E '[g]lmspark.engine|[V]LLM::|[a]gent-[0-9a-f]+.pyz|[r]ay::|[r]aylet' || true
+here=$(readlink /proc/self/ns/net)
+ps -eo pid=,args= | grep -E '[g]lmspark.engine|[V]LLM::|[a]gent-[0-9a-f]+.pyz|[r]ay::|[r]aylet' |
+while read -r pid words; do
+  # Nodes share one table of processes with the machine, and each has a network of its own.
+  [ "$(readlink "/proc/$pid/ns/net")" != "$here" ] || echo "$pid $words"
+done
 ls -d /dev/shm/* /tmp/glmspark-* 2> /dev/null || true
 """
 
