@@ -196,9 +196,11 @@ def test_with_an_index_the_mtp_layer_is_nobodys(partition, widest, sharded: Path
 
 def pretend_model(layers: int, begin: int, end: int, *, drafts: bool = False) -> torch.nn.Module:
     """Module names of a stage with layers [begin, end), as vLLM builds it."""
-    from vllm.model_executor.models.utils import PPMissingLayer
+    from vllm.model_executor.models.utils import PPMissingLayer, _model_to_pp_missing_layer_names
 
     model = torch.nn.Module()
+    # vLLM remembers what a model lacks by its id, which an earlier test's model may have had.
+    _model_to_pp_missing_layer_names.pop(id(model), None)
     model.model = torch.nn.Module()
     blocks = [torch.nn.Identity() if begin <= n < end else PPMissingLayer() for n in range(layers)]
     model.model.layers = torch.nn.ModuleList(blocks)
