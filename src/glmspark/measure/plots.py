@@ -127,26 +127,23 @@ def _kinds(axis: Any, records: Sequence[Record]) -> bool:
 
 
 def _depth(axis: Any, records: Sequence[Record]) -> bool:
-    drawn = False
-    for number, record in enumerate(records):
-        found = [(float(one.prompt_tokens), one.decode) for one in _points(record, "depth") if one.decode]
-        _line(axis, record, number, found, "o-")
-        drawn = drawn or bool(found)
-    axis.set_xlabel("prompt tokens")
-    axis.set_ylabel("tokens/s")
-    if drawn:
-        axis.set_xscale("log", base=2)
-    return drawn
+    return _by_depth(axis, records, "tokens/s", lambda point: point.decode)
 
 
 def _first(axis: Any, records: Sequence[Record]) -> bool:
+    return _by_depth(axis, records, "seconds", lambda point: point.ttft)
+
+
+def _by_depth(
+    axis: Any, records: Sequence[Record], unit: str, of: Callable[[Point], Estimate | None]
+) -> bool:
     drawn = False
     for number, record in enumerate(records):
-        found = [(float(one.prompt_tokens), one.ttft) for one in _points(record, "depth") if one.ttft]
+        found = [(float(one.prompt_tokens), value) for one in _points(record, "depth") if (value := of(one))]
         _line(axis, record, number, found, "o-")
         drawn = drawn or bool(found)
     axis.set_xlabel("prompt tokens")
-    axis.set_ylabel("seconds")
+    axis.set_ylabel(unit)
     if drawn:
         axis.set_xscale("log", base=2)
     return drawn
