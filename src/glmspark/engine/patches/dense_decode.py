@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 from glmspark.engine import code as look
 from glmspark.engine.code import Code
 from glmspark.engine.model_weights import on_build
-from glmspark.engine.patch import Finding, Patch, PatchRefusedError, Target
+from glmspark.engine.patch import Finding, Patch, Target
 from glmspark.engine.patches import dense_attention
 
 if TYPE_CHECKING:
     from glmspark.engine.attention.self_test import Wanted
-
-logger = logging.getLogger("vllm.glmspark.dense_decode")
 
 _BACKEND = "vllm.v1.attention.backends.mla.triton_mla"
 _COMMON = "vllm.model_executor.layers.attention.mla_attention"
@@ -84,24 +81,19 @@ def wanted_of(vllm_config: Any) -> Wanted:
 def on_worker(vllm_config: Any) -> None:
     """Where the recipe chose CUSTOM: test the kernel on this device, and give it the name.
 
-    Called in the process that builds the model. Raises PatchRefusedError where the kernel is not right here.
+    Called in the process that builds the model. Raises PatchRefusedError where the kernel is not right here:
+    not upstream's instead, since ranks that decode in different ways would wait for one another for ever.
     """
-    import torch
-    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
-
+    from glmspark.engine.attention.custom import take_name
     from glmspark.engine.attention.self_test import verdict
 
-    if vllm_config.attention_config.backend is not AttentionBackendEnum.CUSTOM:
-        return
-    device = torch.device("cuda", torch.cuda.current_device())
-    if seen := verdict(wanted_of(vllm_config), device):
-        # Not upstream's instead: ranks that decode in different ways would wait for one another for ever.
-        raise PatchRefusedError(
-            f"glmspark's dense attention is not right on this device: {seen}\n"
-            "  next: leave out attention_backend: CUSTOM"
-        )
-    register_backend(AttentionBackendEnum.CUSTOM, OURS)
-    logger.info("dense MLA decode by glmspark's kernel, which agrees with float64 on this device")
+    take_name(
+        vllm_config,
+        "dense",
+        OURS,
+        lambda device: verdict(wanted_of(vllm_config), device),
+        "leave out attention_backend: CUSTOM",
+    )
 
 
 def apply() -> None:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 from glmspark.engine import code as look
 from glmspark.engine.code import Code
 from glmspark.engine.model_weights import on_build
-from glmspark.engine.patch import Finding, Patch, PatchRefusedError, Target
+from glmspark.engine.patch import Finding, Patch, Target
 from glmspark.engine.patches import dense_attention
 
 if TYPE_CHECKING:
     from glmspark.engine.attention.self_test import Wanted
-
-logger = logging.getLogger("vllm.glmspark.sparse_decode")
 
 _COMMON = "vllm.model_executor.layers.attention.sparse_mla_attention"
 _UTILS = "vllm.v1.attention.backends.mla.sparse_utils"
@@ -85,21 +82,16 @@ def on_worker(vllm_config: Any) -> None:
 
     Raises PatchRefusedError where it is not right here: nothing else answers to that name.
     """
-    import torch
-    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
-
+    from glmspark.engine.attention.custom import take_name
     from glmspark.engine.attention.self_test import verdict
 
-    if vllm_config.attention_config.backend is not AttentionBackendEnum.CUSTOM:
-        return
-    device = torch.device("cuda", torch.cuda.current_device())
-    if seen := verdict(wanted_of(vllm_config), device, sparse=True):
-        raise PatchRefusedError(
-            f"glmspark's sparse attention is not right on this device: {seen}\n"
-            "  next: leave out attention_backend: CUSTOM, and DCP with it"
-        )
-    register_backend(AttentionBackendEnum.CUSTOM, OURS)
-    logger.info("sparse MLA by glmspark's kernel, which agrees with float64 on this device")
+    take_name(
+        vllm_config,
+        "sparse",
+        OURS,
+        lambda device: verdict(wanted_of(vllm_config), device, sparse=True),
+        "leave out attention_backend: CUSTOM, and DCP with it",
+    )
 
 
 def apply() -> None:
